@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]  # of the repository
-PATIENCE = 200.0  # seconds after which a test gives up waiting: the machine may be busy
-REAPER = ROOT / "tests" / "support" / "serve" / "reaper.py"  # ends what a run has started
+ROOT = Path(__file__).parents[2]  # path of the repository
+PATIENCE = 200.0  # longest wait of a test in seconds, for a busy machine
+REAPER = ROOT / "tests" / "support" / "serve" / "reaper.py"  # kills what a test run has started

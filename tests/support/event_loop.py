@@ -1,4 +1,4 @@
-"""Runs coroutines of tests, and waits in them. ``tests/conftest.py`` runs each such test with it."""
+"""Runs coroutines of tests, and waits for conditions. ``tests/conftest.py`` runs async tests with it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support import PATIENCE
 
 
 def run(coroutine: Any) -> Any:
-    """Its outcome; asserts that no task or future is left with a fault that nobody has seen: the collector
-    would write it into the log, some time, of whoever runs then."""
+    """Returns the result; asserts that no task or future has an exception that was never retrieved, which the
+    garbage collector would log later, during another test."""
     lost: list[dict[str, Any]] = []
 
     async def watched() -> Any:
@@ -23,7 +23,7 @@ def run(coroutine: Any) -> Any:
     try:
         return asyncio.run(watched())
     finally:
-        gc.collect(1)  # what this test has made; the whole heap takes 50 ms
+        gc.collect(1)  # only the objects of this test; the whole heap takes 50 ms
         assert not lost, lost
 
 

@@ -1,7 +1,7 @@
 """One question, asked through every API, streamed or not: the whole app over scripted tokens or an engine.
 
-``ask`` speaks of a turn in one vocabulary (instructions, a history of user text, thoughts, calls and results,
-functions) and an ``Outcome`` tells what came back, so that an acceptance test holds for every face at once.
+``ask`` describes a turn in the same terms for each API (instructions, a history of user texts, thoughts,
+calls and results, functions) and returns an ``Outcome``, so that one test covers every API (a "face").
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WEATHER: dict[str, Any] = {
 
 @dataclass
 class Outcome:
-    """What a turn said, whatever the API. ``finish``: stop, length or tool_calls."""
+    """The result of a turn, independent of the API. ``finish``: stop, length or tool_calls."""
 
     text: str = ""
     reasoning: str = ""
@@ -43,12 +43,12 @@ class Outcome:
     num_output: int = 0
     num_reasoning: int = 0
     builtin: list[tuple[str, str]] = field(default_factory=list)  # (type of item, status)
-    cited: list[tuple[str, str]] = field(default_factory=list)  # (what stands in the text, url)
-    outputs: list[str] = field(default_factory=list)  # of python
+    cited: list[tuple[str, str]] = field(default_factory=list)  # (cited text, url)
+    outputs: list[str] = field(default_factory=list)  # outputs of python
     raw: Any = None
 
     def told(self) -> tuple[Any, ...]:
-        """Without ids: what two runs of the same tokens must agree on."""
+        """Returns the fields that must be equal in two runs of the same tokens, without ids."""
         return self.text, self.reasoning, self.calls, self.finish, self.num_output, self.num_reasoning
 
 
@@ -58,7 +58,7 @@ async def send(server: Server, face: str, body: dict[str, Any]) -> httpx2.Respon
 
 
 async def ask(server: Server, face: str, stream: bool = False, **asked: Any) -> Outcome:
-    """``request_body``'s arguments. Fails unless the answer is a 200."""
+    """Asks with the arguments of ``request_body``. Fails unless the status is 200."""
     response = await send(server, face, request_body(face, stream, **asked))
     assert response.status_code == 200, response.text
     while asked.get("background") and response.json()["status"] in ("queued", "in_progress"):
@@ -72,7 +72,7 @@ async def ask(server: Server, face: str, stream: bool = False, **asked: Any) -> 
 
 @dataclass(frozen=True)
 class Call:
-    """In a history: a call, its result, and the thought before it."""
+    """An entry of a history: a call, its result, and the thought before it."""
 
     name: str = "get_weather"
     arguments: str = '{"city":"Paris"}'
@@ -232,7 +232,7 @@ def _joined(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _read_responses(raw: Any, stream: bool) -> Outcome:
-    """Of a stream: what its deltas add up to; its terminal object must say the same."""
+    """Reads a body, or accumulates the deltas of a stream and compares them with its final object."""
     body = raw[-1]["response"] if stream else raw
     found = Outcome(raw=raw)
     texts: list[str] = []
@@ -308,7 +308,7 @@ def _fold_messages(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def as_object(text: str) -> dict[str, Any]:
-    """A grammar makes calls JSON objects in that API; scripts know no grammar."""
+    """Returns arguments as an object, else {}: Messages requires one, and scripts ignore its grammar."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -317,11 +317,11 @@ def as_object(text: str) -> dict[str, Any]:
 
 
 def metric(state: ServerState, name: str, label: str = "") -> float:
-    """The sum of a counter's series whose labels hold ``label``."""
+    """Returns the sum of a counter's series whose labels contain ``label``."""
     lines = state.metrics.render().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name) and label in line)
 
 
 def chosen(script: ScriptedClient, index: int = -1) -> str:
-    """The grammar that a request was bound to."""
+    """Returns the grammar of a request."""
     return script.requests[index].sampling.grammar or ""

@@ -28,7 +28,7 @@ STOPS = (7, 11, 200, 300)
 
 
 def drafters(seed: int, vocab_size: int, known: Answers) -> dict[str, Callable[[], PlanningDrafter]]:
-    """Every kind of drafter, by name. ``known``: the answers."""
+    """Returns a factory for every kind of drafter, by name. ``known``: the answers without drafts."""
     return {
         "ngram": lambda: NgramDrafter(1 + seed // 3 % 5, 1 + seed % 2, 3),
         "right": lambda: knowing(known, most=1 + seed % 7, vocab_size=vocab_size, seed=seed),
@@ -44,7 +44,7 @@ KINDS = ("ngram", "right", "suffix", "nonsense", "some right")
 
 
 def random_sampling(rng: random.Random, grammars: Sequence[str] = ()) -> dict[str, Any]:
-    """The filters, processors and limits of one request; often one of the ``grammars``."""
+    """Returns random sampling parameters of one request, often with one of the ``grammars``."""
     sampling: dict[str, Any] = {
         "temperature": rng.choice((0.0, 0.0, 0.7, 1.0)),
         "seed": rng.randrange(2**63),
@@ -95,7 +95,7 @@ def random_requests(rng: random.Random, count: int, grammars: Sequence[str] = ()
 
 
 def random_limits(rng: random.Random, block_size: int) -> dict[str, Any]:
-    """Few blocks: one or a few of the longest requests fit."""
+    """Returns engine limits with few blocks: one to a few of the longest requests fit."""
     return {
         "num_blocks": 2 * (MAX_PROMPT + MAX_TOKENS) * rng.choice((1, 1, 2, 5)) // block_size + 8,
         "max_num_batched_tokens": rng.choice((6, 20, 64, 256)),
@@ -108,7 +108,7 @@ def random_limits(rng: random.Random, block_size: int) -> dict[str, Any]:
 
 @dataclass
 class World:
-    """What happened: the answers, and the counts that say whether the drafts were tried."""
+    """The outcome of a world: its answers, and counts that show whether drafts were used."""
 
     answers: Answers
     aborted: set[str]
@@ -116,7 +116,7 @@ class World:
 
 
 def live(core: EngineCore, requests: list[GenerateRequest], rng: random.Random) -> World:
-    """Requests arrive a few at a time, and some are aborted. Integrity is checked after each step."""
+    """Runs requests that arrive a few at a time; some are aborted. Checks integrity after each step."""
     answers: Answers = {each.request_id: [Answer() for _ in range(each.sampling.n)] for each in requests}
     waiting, aborted = list(requests), set[str]()
     while waiting or core.has_work:
@@ -133,7 +133,7 @@ def live(core: EngineCore, requests: list[GenerateRequest], rng: random.Random) 
 
 
 def check_equal(found: Answers, expected: Answers, aborted: Collection[str] = ()) -> None:
-    """Tokens, finish reasons, errors and log-probabilities; an aborted answer is a beginning of the other."""
+    """Asserts that answers are equal, with log-probabilities; an aborted one is a prefix of the expected."""
     assert found.keys() == expected.keys()
     for name, choices in expected.items():
         for one, other in zip(found[name], choices, strict=True):
@@ -159,7 +159,7 @@ def check_records(found: list[Any], expected: list[Any]) -> None:
 
 
 class Tally:
-    """Counts over worlds, from which it is seen that they tried what they should."""
+    """Counts over worlds, which show that all intended cases occurred."""
 
     def __init__(self) -> None:
         self.drafted: Counter[str] = Counter()
@@ -175,7 +175,7 @@ class Tally:
         self.happened["aborts"] += len(world.aborted)
 
     def check(self) -> None:
-        """Raises AssertionError if something did not happen."""
+        """Raises AssertionError if a case did not occur."""
         drafted, accepted = self.drafted, self.accepted
         assert all(drafted[kind] > 10 for kind in KINDS), drafted
         assert accepted["right"] == drafted["right"]
@@ -185,7 +185,7 @@ class Tally:
 
 
 def check_world(device: EngineCore, seed: int, kind: str, count: int, grammars: Sequence[str] = ()) -> World:
-    """Run one world on the device of ``device``, without drafts and with those of a kind."""
+    """Run one world on the device of ``device``, without drafts and with drafts of ``kind``."""
     rng = random.Random(f"{seed}")
     requests = random_requests(rng, count, grammars)
     expected = run(with_drafter(device, None), requests)

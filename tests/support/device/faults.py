@@ -1,20 +1,20 @@
-"""Planted faults: a copy of a real checkpoint with one thing wrong, or a server with one thing wrong.
+"""Planted faults: a copy of a real checkpoint with one fault, or a server with one fault.
 
 Most faults are in the files of a checkpoint in the published layout, so that everything between the file and
 the client is what users run::
 
     folder = plant("sink_left_out", ensure_demo(), tmp_path / "faulty")
 
-``folder`` is an ordinary checkpoint for any engine or server. Faults that no file can hold are in the
-engine's process: ``environment(name)`` has the variables with which processes of Chorale have the fault (on a
-CPU)::
+``folder`` is an ordinary checkpoint for any engine or server. Faults that a file cannot express are in the
+engine's process: ``environment(name)`` returns the environment variables that give Chorale's processes the
+fault (on a CPU)::
 
-    with environment_of("stale_page"):  # for the servers that are started within
+    with environment_of("stale_page"):  # for servers started in this block
         ...
     subprocess.Popen([...], env=environment("stale_page"))
 
-``FAULTS`` lists them by name; a fault of another layer, expert or size is made by the same functions
-(``Fault``). Names of layers count from 0: even ones see a window, odd ones see everything.
+``FAULTS`` lists the faults by name; the functions below also make them for other layers, experts or sizes.
+Layers count from 0: even ones have a sliding window, odd ones full attention.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ HOOKS = ROOT / "tests" / "support" / "faulty_engine"
 
 @dataclass(frozen=True)
 class Fault:
-    """``config`` edits config.json; ``tensors`` edit tensors in place: uint8, or bfloat16 as float32.
+    """``config`` edits config.json; ``tensors`` edit tensors in place (uint8, or bfloat16 as float32).
 
-    ``engine``: the names of faults in the process instead, separated by commas.
+    ``engine``: comma-separated names of faults in the engine's process instead.
     """
 
     about: str
@@ -67,7 +67,7 @@ def expert_scale(number: int = 1, expert: int = 0, exponent: int = 1) -> Fault:
 
 
 def sink_left_out(number: int = 1) -> Fault:
-    """One layer has no attention sink: its logit is so low that its weight is 0."""
+    """The attention sinks of one layer have no effect: their logits are so low that their weight is 0."""
 
     def edit(sinks: Array) -> None:
         sinks[:] = -1e30
@@ -92,7 +92,7 @@ def half_swapped(number: int = 1) -> Fault:
 
 
 def rank_half_swapped(number: int = 1, rank: int = 1) -> Fault:
-    """One of two ranks has the two halves of its own columns of the output projection the wrong way round."""
+    """One of two ranks has swapped the halves of its columns of the output projection."""
 
     def edit(weight: Array) -> None:
         size = weight.shape[1] // 2
@@ -128,7 +128,7 @@ def bias_dropped(number: int = 1, name: str = "self_attn.v_proj.bias") -> Fault:
 
 
 def setting(about: str, **values: Any) -> Fault:
-    """Keys of config.json have other values; those of ``rope_scaling`` as ``rope_scaling={...}``."""
+    """Keys of config.json have other values. ``rope_scaling={...}`` changes only the given keys in it."""
 
     def edit(config: dict[str, Any]) -> None:
         for key, value in values.items():
@@ -185,7 +185,7 @@ def plant(fault: str | Fault, source: Path, folder: Path) -> Path:
 
 
 def environment(fault: str) -> dict[str, str]:
-    """This process's variables, and those with which Chorale's processes have the fault of that name."""
+    """Returns this process's environment, plus variables that give Chorale's processes the fault."""
     assert FAULTS[fault].engine, f"{fault}: in a checkpoint, see plant()"
     paths = [str(HOOKS), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, VARIABLE: FAULTS[fault].engine, "PYTHONPATH": os.pathsep.join(paths)}
@@ -193,7 +193,7 @@ def environment(fault: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def environment_of(fault: str) -> Iterator[None]:
-    """Processes that are started within have the fault."""
+    """Gives the fault to Chorale's processes that are started in the block."""
     before = dict(os.environ)
     os.environ.update(environment(fault))
     try:

@@ -1,4 +1,4 @@
-"""Random requests with drafts that the device makes: those of a random head, or often the right ones."""
+"""Random requests with drafts made on the device: by a random head, or mostly correct ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MAX_LEN = 128
 
 
 def head_engine(folder: Path, *, captures: bool, block_size: int = 16, **options: Any) -> EngineCore:
-    """An engine whose device can draft, without a drafter. ``captures``: steps run in static memory."""
+    """Returns an engine with no drafter whose device can draft. ``captures``: steps run in static memory."""
     device = CpuDevice(Hardware("cpu", "test", 2**34, 2**34), can_capture=captures, overlap=True)
     config = EngineConfig(
         model=str(folder),
@@ -75,9 +75,9 @@ def drafting_of(core: EngineCore) -> Drafting:
 def known_drafts(
     core: EngineCore, known: Answers, requests: list[GenerateRequest], wrong: float
 ) -> Iterator[None]:
-    """Replace what the head drafts by what a row will sample, but for errors. The head runs, too.
+    """Replace the head's drafts by the tokens that a row will sample, with some errors. The head still runs.
 
-    ``wrong``: how often a token of a draft is another one.
+    ``wrong``: probability that a token of a draft is wrong.
     """
     drafting, rng = drafting_of(core), random.Random(0)
     assert drafting.head is not None
@@ -109,14 +109,14 @@ def known_drafts(
 def check_head_world(
     device: EngineCore, seed: int, count: int, wrong: float | None, grammars: Sequence[str] = ()
 ) -> World:
-    """Run one world without drafts and with those of the device. ``wrong``: of ``known_drafts``; None: the
-    random head's own."""
+    """Run one world without drafts and with drafts of the device. ``wrong``: for ``known_drafts``, None keeps
+    the random head's drafts."""
     rng = random.Random(f"{seed}")
     requests = random_requests(rng, count, grammars)
     expected = run(with_drafter(device, None), requests)
     limits = random_limits(rng, device.limits.block_size)
     most = 1 + seed % MOST_DRAFTS
-    if seed % 3 == 0:  # else always the most
+    if seed % 3 == 0:  # otherwise always the maximum
         limits["draft_tokens"] = restless(most, limits["max_num_seqs"])
     core = with_drafter(device, HeadDrafter(most, 64), **limits)
     if wrong is None:

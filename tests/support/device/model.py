@@ -1,4 +1,4 @@
-"""What the model tests share: loading, prompts, and one comparison."""
+"""Helpers of the model tests: loading, prompts, and a comparison of logits."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def largest_difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """Between the log-probabilities of two sets of logits (log-probabilities are their own)."""
+    """Returns the largest difference of the log-probabilities of two sets of logits or log-probabilities."""
     return float((logits.log_softmax(-1) - expected.log_softmax(-1)).abs().max())

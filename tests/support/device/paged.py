@@ -1,7 +1,7 @@
 """A tiny paged runner for tests: sequences in a KV pool with shuffled block ids, run in any chunking.
 
-It plays the runtime's part (block tables, slots, metas) with the least code, and is hostile where the
-contract allows it: blocks behind the window are freed and their table entries set to an id out of range.
+It replaces the runtime (block tables, slots, metas) with as little code as possible, and is as hostile as the
+contract allows: blocks behind the window are freed and their table entries set to an id out of range.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class PagedRunner:
         random.Random(seed).shuffle(self.free)
 
     def poison_free_blocks(self) -> None:
-        """Cells that nobody owns may hold anything finite or not."""
+        """Fill free blocks with NaN, because free cells may contain any value."""
         for pool in self.kv:
             pool[self.free] = torch.nan
 
     def step(self, work: list[tuple[Sequence, int]]) -> list[torch.Tensor]:
-        """Compute ``n`` more tokens of each sequence; returns each one's logits [n, V]."""
+        """Compute ``n`` more tokens of each sequence; returns the logits [n, V] of each."""
         for sequence, count in work:
             self._make_room(sequence, sequence.computed + count)
         logits = self.model.forward(self._batch(work), self.kv)
@@ -57,7 +57,7 @@ class PagedRunner:
         return list(logits.split([count for _, count in work]))
 
     def run(self, tokens: list[int], chunk: int | None = None) -> torch.Tensor:
-        """Logits [len(tokens), V] of one sequence fed in chunks."""
+        """Returns the logits [len(tokens), V] of one sequence, computed in chunks."""
         sequence = Sequence(tokens)
         out = []
         while sequence.computed < len(tokens):

@@ -1,4 +1,4 @@
-"""A random life for an engine: arrivals, lengths, samplings, aborts, too few blocks. For CPU and GPU."""
+"""A random workload for an engine, on CPU or GPU: arrivals, lengths, sampling, aborts, too few blocks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SAMPLINGS: list[dict[str, Any]] = [
 
 
 def soak(core: EngineCore, num_requests: int, seed: int, memory: Callable[[], int]) -> list[int]:
-    """Serve ``num_requests`` of them; returns ``memory()`` at each quarter of the way.
+    """Serve ``num_requests`` random requests; returns ``memory()`` after each quarter of them.
 
-    Every request must end, aborted or with as many tokens as it wanted, and every block come back.
+    Every request must end, aborted or with as many tokens as it asked for, and every block must be freed.
     """
     rng = np.random.default_rng(seed)
     wanted: dict[str, int] = {}

@@ -17,8 +17,8 @@ Future = Callable[[Sequence], list[int]]  # the whole output that a sequence wil
 
 
 class Oracle(HostDrafter):
-    """Knows the output. ``wrong``: how often a token of a draft is another one; ``most``: tokens of a draft,
-    drawn for each, from 0 on, if it ``varies``."""
+    """Knows the output. ``wrong``: probability that a token of a draft is wrong; ``most``: tokens of a draft,
+    or their largest number, drawn for each draft, if it ``varies``."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Answered(Protocol):
 
 
 def knowing(answers: Mapping[str, TypingSequence[Answered]], **options: Any) -> Oracle:
-    """An oracle that knows the answers of a run without drafts."""
+    """Returns an oracle that knows the answers of a run without drafts."""
 
     def future(sequence: Sequence) -> list[int]:
         return answers[sequence.request_id][sequence.index].token_ids
@@ -70,7 +70,7 @@ def knowing(answers: Mapping[str, TypingSequence[Answered]], **options: Any) -> 
 
 
 class Nonsense(HostDrafter):
-    """Random tokens, as many as are allowed, up to ``most``."""
+    """Drafts random tokens, as many as allowed, up to ``most``."""
 
     def __init__(self, vocab_size: int, most: int, seed: int = 0) -> None:
         self._vocab_size, self._most = vocab_size, most
@@ -84,6 +84,6 @@ class Nonsense(HostDrafter):
 
 
 def restless(most: int, num_rows: int) -> tuple[tuple[int, int], ...]:
-    """``EngineLimits.draft_tokens``: another number of them for each number of rows, often none."""
+    """Returns ``EngineLimits.draft_tokens`` with a different number for each number of rows, often 0."""
     counts = np.random.default_rng(0).integers(-most, most + 1, num_rows)
     return tuple((rows, max(0, count)) for rows, count in enumerate(counts.tolist(), 1))

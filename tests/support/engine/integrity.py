@@ -1,4 +1,4 @@
-"""check_integrity: asserts that the engine's parts agree with each other."""
+"""check_integrity: asserts that the engine's data structures agree with each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chorale.engine.waiting import WaitingQueue, is_live, tokens_left
 def check_integrity(core: EngineCore) -> None:
     """Raises AssertionError if blocks, rows, tables and queue contradict each other.
 
-    The time it takes grows with the pool.
+    Takes time in proportion to the size of the pool.
     """
     engine = core._engine
     sequences = [sequence for state in engine.requests.values() for sequence in state.sequences]
@@ -46,8 +46,8 @@ def _check_blocks(engine: EngineState, sequences: list[Sequence]) -> None:
 
 
 def check_host(engine: EngineState) -> None:
-    """Raise AssertionError unless each slot of host memory is free, used or pinned by running loads, and the
-    index leads to it."""
+    """Raise AssertionError unless each slot of host memory is free, used or pinned by running copies, and the
+    index contains it."""
     tier, loads = engine.cache.tier, engine.loads
     if tier is None or loads is None:
         return
@@ -156,7 +156,7 @@ def _check_progress(engine: EngineState, sequence: Sequence) -> None:
 
 
 def draft_of(record: StepRecord, row: int) -> int:
-    """Returns the number of draft tokens that a step in flight computes for the row's present sequence."""
+    """Returns the number of draft tokens that a step in flight computes for the row's current sequence."""
     if record.plan.num_drafts is None or row in record.dead_rows:
         return 0
     return int(record.plan.num_drafts[record.plan.rows == row].sum())
@@ -183,5 +183,5 @@ def check_pool(pool: BlockPool, held: Iterable[int]) -> None:
 
 
 def live(queue: WaitingQueue) -> list[Sequence]:
-    """Returns the sequences that wait."""
+    """Returns the waiting sequences."""
     return [entry[1] for heap in queue._heaps.values() for entry in heap if is_live(entry)]

@@ -1,4 +1,4 @@
-"""An engine over a FakeExecutor that keeps the plans it was given."""
+"""An engine with a FakeExecutor that records the plans it executes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RecordingExecutor(FakeExecutor):
 
 
 class Engine:
-    """Keyword arguments change ``DEFAULTS``. The model never stops by itself unless told to."""
+    """Keyword arguments override ``DEFAULTS``. By default the model never stops by itself."""
 
     def __init__(
         self, *, stop_probability: float = 0.0, fail_at_step: int | None = None, **changes: Any
@@ -50,7 +50,7 @@ class Engine:
         return self.executor.plans
 
     def add(self, name: str, prompt: list[int] | int, **fields: Any) -> GenerateRequest:
-        """``prompt``: ids, or how many. Fields of the request or of its sampling."""
+        """``prompt``: token ids, or their number. ``fields``: those of the request or of its sampling."""
         ids = list(range(10, 10 + prompt)) if isinstance(prompt, int) else prompt
         names = ("priority", "owner", "cache_salt", "arrival_time", "is_batch")
         own = {key: fields.pop(key) for key in names if key in fields}
@@ -67,7 +67,7 @@ class Engine:
         return chunks
 
     def run(self) -> list[TokenChunk]:
-        """Every chunk until nothing is left."""
+        """Steps until no work is left. Returns all chunks."""
         chunks: list[TokenChunk] = []
         for _ in range(2000):
             if not self.core.has_work:
@@ -84,5 +84,5 @@ def tokens_by_choice(chunks: list[TokenChunk]) -> dict[tuple[str, int], list[int
 
 
 def ends(chunks: list[TokenChunk]) -> list[tuple[str, int, str]]:
-    """(request, choice, reason) of the final chunks, in order."""
+    """Returns (request, choice, finish reason) of the final chunks, in order."""
     return [(c.request_id, c.index, c.finish_reason) for c in chunks if c.finish_reason is not None]

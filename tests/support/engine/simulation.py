@@ -1,5 +1,5 @@
-"""A seeded life of an engine: random arrivals, aborts and block pressure, each request checked against what
-``FakeModel.generate`` says it would get alone. Any failure replays from its seed."""
+"""A seeded simulation of an engine: random arrivals, aborts and too few blocks. Each request must get what
+``FakeModel.generate`` gives it alone. A failure can be repeated from its seed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VOCAB, EOS = 300, (7, 11)
 
 
 class Ticker:
-    """A clock that moves at every look."""
+    """A clock that advances at every call."""
 
     def __init__(self) -> None:
         self._ticks = count(1)
@@ -38,7 +38,7 @@ class Ticker:
 
 @dataclass
 class Record:
-    """What one choice said."""
+    """The output of one choice."""
 
     token_ids: list[int] = field(default_factory=list)
     chunks: list[TokenChunk] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Record:
 
 
 class Life:
-    """One engine, its requests, and everything it said."""
+    """One engine, its requests, and all its output."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Life:
         stop_probability: float = 0.04,
         make_drafter: Callable[[Future], PlanningDrafter] | None = None,
     ) -> None:
-        """``make_drafter``: gets what tells the output of a sequence."""
+        """``make_drafter``: gets a function that returns the output of a sequence."""
         self.limits = limits
         self.model = FakeModel(
             vocab_size=limits.vocab_size,
@@ -83,7 +83,7 @@ class Life:
         self.core.add_request(request)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """``index``: that choice alone."""
+        """Aborts a request, or only its choice ``index``."""
         self.core.abort(request_id, index)
         num_choices = self.requests[request_id].sampling.n
         self.aborted |= {(request_id, i) for i in (range(num_choices) if index is None else (index,))}
@@ -101,7 +101,7 @@ class Life:
         return chunks
 
     def run(self, max_steps: int = 100_000) -> None:
-        """Until nothing is left; fails if that takes too long (a deadlock or a live-lock)."""
+        """Steps until no work is left; fails after ``max_steps`` (a deadlock or a livelock)."""
         for _ in range(max_steps):
             if not self.core.has_work:
                 return
@@ -109,13 +109,13 @@ class Life:
         raise AssertionError(f"no end after {max_steps} steps: {self.core.stats()}")
 
     def unfinished_sample(self, rng: random.Random) -> str | None:
-        """A request that is queued, held, running, or in flight."""
+        """Returns a random request that has not ended, or None."""
         return rng.choice(sorted(self.core._engine.requests)) if self.core._engine.requests else None
 
     # ------------------------------------------------------------------ verdicts
 
     def check(self) -> None:
-        """Every request got its tokens, and everything was given back."""
+        """Asserts that every request got its tokens, and that everything was freed."""
         for (request_id, index), record in self.records.items():
             self._check_tokens(request_id, index, record)
             self._check_chunks(self.requests[request_id], record)
@@ -175,7 +175,7 @@ class Life:
 
 
 def random_requests(rng: random.Random, limits: EngineLimits, max_len: int) -> Iterator[GenerateRequest]:
-    """Prompts that share prefixes of all lengths, every sampling field that the engine acts on."""
+    """Yields requests with shared prefixes of all lengths and every sampling field of the engine."""
     longest = max(1, min(max_len - 1, 90))
     stems = [[rng.randrange(VOCAB) for _ in range(longest)] for _ in range(4)]
     for number in count():
@@ -208,7 +208,7 @@ def simulate(
     seed: int,
     make_drafter: Callable[[Future], PlanningDrafter] | None = None,
 ) -> Life:
-    """Bursts of arrivals, one abort for every eight requests or so, and the verdict."""
+    """Runs bursts of arrivals, with about one abort for every eight requests, and checks the result."""
     rng = random.Random(seed)
     life = Life(limits, make_drafter=make_drafter)
     requests = random_requests(rng, limits, life.max_len)

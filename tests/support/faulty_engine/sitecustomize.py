@@ -1,7 +1,7 @@
-"""First on PYTHONPATH of processes that are to have a fault (``tests.support.device.faults.environment``).
+"""Plants a fault in processes that have this folder first on PYTHONPATH (``device.faults.environment``).
 
-Python imports this module when it starts. The fault is put in when the module that it is in is imported, so
-that nothing is imported earlier than without it.
+Python imports this module when it starts. The fault is planted when the faulty module is imported, so that
+the order of imports does not change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as the others would, and has ``change`` called with it once it is imported."""
+    """Finds one module through the other finders, and calls ``change`` with it once it is imported."""
 
     def __init__(self, name: str, change: Any) -> None:
         self._name, self._change, self._busy = name, change, False
@@ -50,7 +50,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _stale_page(module: Any) -> None:
-    """The layers that see everything read page 3 where page 4 should be, as if an update had been lost."""
+    """Full-attention layers read page 3 instead of page 4, as if a table update had been lost."""
     from dataclasses import replace
 
     select_ops = module.select_ops
@@ -76,7 +76,7 @@ def _norm_epsilon(module: Any) -> None:
 
 
 def _temperature_twice(module: Any) -> None:
-    """Where requests become rows of the engine."""
+    """Squares temperatures where requests become rows of the engine."""
     floats = module.RowSamplingState.floats
 
     def squared(self: Any, rows: Any) -> Any:

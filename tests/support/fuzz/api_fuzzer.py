@@ -1,11 +1,11 @@
-"""Random requests against the whole app: drawn from our own OpenAPI description, and mutated from good ones.
+"""Random requests against the whole app: drawn from its OpenAPI description, and mutated from good ones.
 
     python scripts/fuzz_api.py --requests 20000 --seed 1
 
 No answer may be a 5xx, take longer than ``TIMEOUT``, or be malformed: errors have the API's own form, bodies
-are JSON, streams end as their API says. Half of the requests are schemathesis's, drawn from /openapi.json as
-valid and as invalid ones, half of them with a prompt that is one; half are good requests with one to three
-things changed, which get deeper.
+are JSON, streams end as their API specifies. schemathesis draws half of the requests from /openapi.json,
+valid and invalid ones, and half of these get a valid prompt. The other half are good requests with one to
+three changes, which get past more of the validation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.fuzz.seed_bodies import POOL, SEEDS
 from tests.support.server import make_state
 
-TIMEOUT = 60.0  # seconds of a busy machine, for bodies of up to 16 MB
+TIMEOUT = 60.0  # seconds, enough for bodies of up to 16 MB on a busy machine
 _TURNS = (
     "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|return|>",
     "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>",
@@ -50,14 +50,14 @@ _ENDS = {
     "/v1/messages": ("message_stop", "error"),
 }
 _CHAT = {"messages": [{"role": "user", "content": "hello"}]}
-# What the description leaves open (any object is a message); without it no drawn request reaches the engine.
+# Valid values where the description allows any object; without them no drawn request reaches the engine.
 SOUND: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": _CHAT,
     "/v1/completions": {"prompt": "hello"},
     "/v1/messages": {**_CHAT, "max_tokens": 50},
     "/v1/responses": {"input": "hello"},
 }
-# Fields of which an arbitrary value is refused: names of what is not there, and what must agree with others.
+# Fields whose random values are refused: ids of missing objects, and values that must match other fields.
 _UNSOUND = {
     *("conversation", "previous_response_id", "prompt", "best_of"),
     *("modalities", "continue_final_message", "stream_options"),
@@ -65,7 +65,7 @@ _UNSOUND = {
 
 
 def engine() -> ScriptedClient:
-    """Plays one of a few turns, which one depends on the prompt."""
+    """Returns a client that plays one of a few turns, chosen by the prompt."""
     vocab = load_vocabulary()
     turns = [vocab.encode_with_special(text) for text in _TURNS]
 
@@ -77,7 +77,7 @@ def engine() -> ScriptedClient:
 
 
 class Fuzzer:
-    """One app, called in process. ``faults``: what was wrong, with a request that shows it."""
+    """One app, called in process. ``faults``: each fault with a request that causes it."""
 
     def __init__(self, http: httpx2.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
         self._http, self._loop = http, loop
@@ -87,10 +87,10 @@ class Fuzzer:
         self.slowest = 0.0
 
     def send(self, method: str, path: str, **request: Any) -> int | None:
-        """The status of the answer; None without one."""
-        if "json" in request:  # written here, so that its seconds are not the server's
+        """Sends a request. Returns the status, or None if it cannot be sent."""
+        if "json" in request:  # serialised here, so that the time does not count for the server
             request["content"] = json.dumps(request.pop("json")).encode("utf-8", "surrogatepass")
-        if request.get("files"):  # a drawn number is no content: the client would fail while it is read
+        if request.get("files"):  # a number is not a file: the client would fail
             request["files"] = [
                 (name, (label, value if isinstance(value, bytes) else str(value)))
                 for name, (label, value, *_) in request["files"]
@@ -117,7 +117,7 @@ class Fuzzer:
 
 
 def judge(path: str, response: httpx2.Response) -> str | None:
-    """What is wrong with an answer, or None."""
+    """Returns the fault of an answer, or None."""
     if response.status_code >= 500:
         return f"status {response.status_code}: {re.sub('req_[0-9a-f]+', '', response.text)[:200]}"
     kind = response.headers.get("content-type", "")
@@ -156,12 +156,12 @@ def _judge_stream(path: str, text: str) -> str | None:
 
 
 def described() -> list[Any]:
-    """schemathesis's operations."""
+    """Returns schemathesis's operations."""
     return [found.ok() for found in schemathesis.openapi.from_dict(describe()).get_all_operations()]
 
 
 def generated(fuzzer: Fuzzer, operations: list[Any], count: int, number: int) -> None:
-    """Requests that schemathesis draws from the OpenAPI description, as valid and as invalid ones."""
+    """Sends valid and invalid requests that schemathesis draws from the OpenAPI description."""
     with_body = [operation for operation in operations if operation.body]
     per_operation = max(1, count // (2 * len(with_body)))
     for operation in operations:
@@ -205,7 +205,7 @@ def _draw(strategy: Any, fuzzer: Fuzzer, count: int, number: int) -> None:
 
 
 def mutated(fuzzer: Fuzzer, count: int, number: int) -> None:
-    """Good requests with one to three things changed."""
+    """Sends good requests with one to three changes."""
     chance = random.Random(number)
     for _ in range(count):
         path, good = chance.choice(SEEDS)
@@ -220,7 +220,7 @@ def mutated(fuzzer: Fuzzer, count: int, number: int) -> None:
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) within a JSON value."""
+    """Returns every (container, key) within a JSON value."""
     found: list[tuple[Any, Any]] = []
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:
@@ -230,7 +230,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def mutate(body: Any, chance: random.Random) -> Any:
-    """One thing changed: a value replaced, removed, wrapped, doubled, or a key added."""
+    """Returns ``body`` with one change: a value replaced, removed, wrapped, doubled, or a key added."""
     spots = places(body)
     if not spots:
         return chance.choice(POOL)
@@ -248,7 +248,7 @@ def mutate(body: Any, chance: random.Random) -> Any:
 
 
 def _add(container: Any, body: Any, chance: random.Random) -> None:
-    """A key from any seed, with a value from the pool or from that seed."""
+    """Adds a key of a random seed body, with a value from the pool or from that body."""
     holder, key = chance.choice(places(chance.choice(SEEDS)[1]))
     value = copy.deepcopy(chance.choice([holder[key], chance.choice(POOL)]))
     if isinstance(container, list):
@@ -260,7 +260,7 @@ def _add(container: Any, body: Any, chance: random.Random) -> None:
 
 
 def _graft(container: Any, key: Any, chance: random.Random) -> None:
-    """A part of another seed in this place."""
+    """Replaces a value by one from another seed body."""
     holder, other = chance.choice(places(chance.choice(SEEDS)[1]))
     container[key] = copy.deepcopy(holder[other])
 
@@ -269,10 +269,10 @@ def _graft(container: Any, key: Any, chance: random.Random) -> None:
 
 
 def fuzz(count: int, number: int) -> Fuzzer:
-    """``count`` requests, half of each kind."""
-    # Python before 3.11.8 takes a parse within another for a fault (gh-106905): one in a finalizer, which
-    # writes a traceback, or in a thread. So what ran before is finalized now, and schemathesis imports its
-    # hundreds of modules, which pytest parses to rewrite them, here.
+    """Sends ``count`` requests, half of each kind."""
+    # Before Python 3.11.8, parsing inside another parse fails (gh-106905), for example in a finalizer that
+    # writes a traceback, or in a thread. So earlier objects are finalized now, and schemathesis's modules,
+    # which pytest parses to rewrite them, are imported here.
     gc.collect()
     operations = described()
     loop = asyncio.new_event_loop()
@@ -283,7 +283,7 @@ def fuzz(count: int, number: int) -> Fuzzer:
 
 
 async def _opened(loop: asyncio.AbstractEventLoop, operations: list[Any], count: int, number: int) -> Fuzzer:
-    """The app lives in this loop; the drawing, which is synchronous, in a thread that posts to it."""
+    """Runs the app in this loop, and the synchronous drawing of requests in a thread that posts to it."""
     async with make_state(engine()) as state:
         transport = httpx2.ASGITransport(app=create_app(state), raise_app_exceptions=False)
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as http:
@@ -298,7 +298,7 @@ def _both(fuzzer: Fuzzer, operations: list[Any], count: int, number: int) -> Non
 
 
 class _Posting:
-    """``run_until_complete`` for a thread: the loop runs elsewhere."""
+    """``run_until_complete`` for a thread other than the loop's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""Good requests of every kind, and values that are good for nothing: what the fuzzer mutates, with what."""
+"""Inputs of the fuzzer: good requests of every kind, and bad values to put into them."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 """Measures an entry point with its worst input: CPU time per megabyte, the longest hold, peak memory.
 
 All times are CPU times, so they hold on a busy machine. A *hold* is a stretch in which no other Python thread
-can run (the interpreter's lock is held), or in which the event loop serves nobody else. Two ways to measure::
+can run (the interpreter lock is held), or the event loop runs no other callback. Two ways to measure::
 
-    cost = measure(lambda: parse(data), len(data))          # a function; it runs in a thread of its own
+    cost = measure(lambda: parse(data), len(data))          # a function, called in a separate thread
 
     async with watched() as cost:                            # on the event loop that runs the server
         cost.num_bytes = await flood(server.port, pieces, seconds=2)
 
     cost.check()                                             # the limits for all entry points
 
-``flood`` sends pieces from a thread and reads what comes back.
+``flood`` sends pieces from a thread and reads the answers.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from typing import Any
 from chorale.machine.processes import quiet_collector
 
 MAX_HELD_SECONDS = 0.05
-MAX_MEMORY = 4.0  # times the input, beside MEMORY_CONSTANT
+MAX_MEMORY = 4.0  # as a multiple of the input, in addition to MEMORY_CONSTANT
 MEMORY_CONSTANT = 24 * 2**20
 _LOOK_SECONDS = 0.001
 
 
 @dataclass
 class Cost:
-    """``num_bytes`` is the size of the input. A flood sets it when it knows."""
+    """``num_bytes`` is the size of the input, which a flood sets at its end."""
 
     num_bytes: int = 0
-    cpu_seconds: float = 0.0  # of the whole process, without the looks
+    cpu_seconds: float = 0.0  # CPU time of the process, without the measuring itself
     held_seconds: float = 0.0
     peak_bytes: int = 0  # growth of the resident memory
 
@@ -78,8 +78,8 @@ class Cost:
 async def check_best(measured: Callable[[], Awaitable[Cost]], *, max_cpu_seconds: float) -> None:
     """Asserts the limits of one of up to eight measurements, with growing pauses between them.
 
-    What the code causes is in each of them. What a busy host adds is not: a virtual processor that was taken
-    away counts as CPU time of the thread that it ran.
+    Every measurement includes the costs of the code, but not every one includes those of a busy host: the
+    time for which a virtual processor is suspended counts as CPU time of its thread.
     """
     for attempt in range(8):
         await asyncio.sleep(attempt * 0.2)
@@ -101,7 +101,7 @@ def check_linear(work: Callable[[int], tuple[Callable[[], Any], int]], small: in
 
 
 def measure(work: Callable[[], Any], num_bytes: int) -> Cost:
-    """Calls ``work`` in a thread. Raises what it raises."""
+    """Measures a call of ``work`` in a thread. Raises the exceptions of ``work``."""
     faults: list[BaseException] = []
 
     def run() -> None:
@@ -124,7 +124,7 @@ def measure(work: Callable[[], Any], num_bytes: int) -> Cost:
 
 @contextlib.asynccontextmanager
 async def watched() -> AsyncIterator[Cost]:
-    """Measures this process while the body runs, with looks from the event loop's own thread."""
+    """Measures this process while the body runs, sampling from the event loop's own thread."""
     cost = Cost()
     with _measured(cost) as looks:
         looking = asyncio.create_task(_look_on(looks))
@@ -144,10 +144,10 @@ async def _look_on(looks: _Looks) -> None:
 @contextlib.contextmanager
 def _measured(cost: Cost) -> Iterator[_Looks]:
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what earlier tests have freed would hide growth
+    ctypes.CDLL(None).malloc_trim(0)  # memory freed by earlier tests would hide growth
     before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again
-    # As in a server: collecting what earlier tests left holds the lock for 50 ms.
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    # As in a server. Collecting the garbage of earlier tests would hold the lock for 50 ms.
     with quiet_collector(gc.get_threshold()), _on_one_processor(), _short_switches():
         looks, started = _Looks(), time.process_time()
         yield looks
@@ -158,10 +158,10 @@ def _measured(cost: Cost) -> Iterator[_Looks]:
 
 
 class _Looks:
-    """Looks at the CPU clocks of all threads, from one thread that needs the lock to look.
+    """Reads the CPU clocks of all threads, from one thread that needs the interpreter lock to do so.
 
-    Between two looks, what the looking thread used itself it used for other callbacks (of an event loop), and
-    what another thread used is a hold.
+    Between two readings, CPU time of the reading thread was used by other callbacks of its event loop; CPU
+    time of another thread is a hold.
     """
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class _Looks:
         for tid, seconds in used.items():
             self.held_seconds = max(self.held_seconds, seconds - self._used.get(tid, 0.0))
         self._used = used
-        self._used[self._tid] = time.thread_time()  # the look itself is no hold
+        self._used[self._tid] = time.thread_time()  # the reading itself is not a hold
         self.own_seconds += self._used[self._tid] - began
 
     def _clocks(self) -> dict[int, float]:
@@ -189,8 +189,8 @@ class _Looks:
 def _on_one_processor() -> Iterator[None]:
     """Runs all threads on one processor.
 
-    A thread that waits for a processor does not look. On one processor the others of this process cannot use
-    much CPU time meanwhile, however busy the machine is.
+    A thread that waits for a processor does not read the clocks. On a single processor, the other threads
+    cannot use much CPU time in the meantime, however busy the machine is.
     """
     allowed = os.sched_getaffinity(0)
     chosen = {random.choice(sorted(allowed))}
@@ -203,9 +203,9 @@ def _on_one_processor() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _short_switches() -> Iterator[None]:
-    """Lets the looking thread ask for the lock after 1 ms instead of 5.
+    """Lets the reading thread request the lock after 1 ms instead of 5.
 
-    Bytecode then yields sooner, so what is left of a long stretch is a call that does not release the lock.
+    Bytecode then yields sooner, so a long hold is a single call that does not release the lock.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(0.001)

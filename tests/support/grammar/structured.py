@@ -1,4 +1,4 @@
-"""The app over the real engine with a small random checkpoint of the full vocabulary."""
+"""The app over the real engine, with a small random checkpoint that has the full vocabulary."""
 
 from __future__ import annotations
 

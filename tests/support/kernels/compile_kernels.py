@@ -1,10 +1,10 @@
-"""Compile every kernel of servers for a GPU that need not be here. A script: needs Triton, no GPU.
+"""A script that compiles every kernel of a server for a given GPU. Needs Triton, but no GPU.
 
     python -m tests.support.kernels.compile_kernels h200|a100|b200|mi300x|... [each] [-v]
 
-These are the kernels that ``chorale warm`` finds for the configurations below, and those of drafts and of the
-host tier, which it leaves to the server. With "each": the first form of each, of few configurations. With -v:
-shared memory of each. One GPU a process: Triton keeps what it learnt of the first.
+It compiles the kernels that ``chorale warm`` finds for the configurations below, and those of drafts and of
+the host tier, which ``warm`` leaves to the server. "each": only the first variant of each kernel, from few
+configurations. -v: print the shared memory of each. One GPU per process, because Triton caches its target.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from chorale.model.config_writer import SHAPES, make_config
 from chorale.serve.engine.warm import Target, ranks_of, shapes_of
 from tests.support.kernels.hazards import disassemble, overwritten
 
-# Ranks first: some of their kernels are also launched by one, in forms that exchange nothing.
+# Several ranks come first: one rank launches some of their kernels in variants that exchange nothing.
 EACH: list[tuple[str, dict[str, Any]]] = [("20b", {"tensor_parallel_size": 2}), ("20b", {})]
 CONFIGS = [
     *EACH,
@@ -61,22 +61,22 @@ INT32 = {
 BYTES = {"scales_ptr"}
 WIDE = {"norm_ptr", "rope_ptr", "sinks_ptr", "part_ptr", "parts_ptr", "stat_ptr", "gates_ptr", "logits_ptr"}
 
-# Stores of registers that do not fit: gate_up of 9 to 16 tokens, which is ahead all the same (Triton 3.6).
+# Most spilled registers: gate_up of 9 to 16 tokens, which is faster all the same (Triton 3.6).
 MOST_SPILLED = 5
-# Of the router of 120b's 128 experts 71 registers do not fit on Hopper, and on AMD one program fits.
+# The router of 120b's 128 experts spills 71 registers on Hopper, and on AMD only one program fits.
 MOST_SPILLED_OF, FEWEST_PROGRAMS_OF = {"router._many_kernel": 71}, {"router._many_kernel": 1}
 Variant = tuple[str, Any, dict[str, Any], dict[str, str], int, int]
 
-Kernel = tuple[str, Callable[[], Any]]  # its ``name_of``, and what compiles it
+Kernel = tuple[str, Callable[[], Any]]  # (its ``name_of``, function that compiles it)
 
 
 def name_of(kernel: Any) -> str:
-    """With its module: "gemv._down_kernel"."""
+    """Returns a kernel's name with its module: "gemv._down_kernel"."""
     return f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
 
 
 class Recorder(Precompiler):
-    """Keeps what is recorded, and compiles nothing by itself."""
+    """Records kernels without compiling them."""
 
     def _start_threads(self) -> None: ...
 
@@ -84,7 +84,7 @@ class Recorder(Precompiler):
         return compile_
 
     def kernels(self) -> Iterator[tuple[str, Kernel]]:
-        """By Triton's key."""
+        """Yields (Triton's key, kernel)."""
         for key, pending in self._kernels.items():
             yield key, (name_of(compile_arguments(pending._compile)["src"].fn), pending.result)
 
@@ -92,7 +92,7 @@ class Recorder(Precompiler):
 def kernels_of_servers(
     target: Target, configs: list[tuple[str, dict[str, Any]]], num_ranks: int
 ) -> list[Kernel]:
-    """Of the servers that fit into the GPU's memory, and of their first ranks."""
+    """Returns the kernels of the servers that fit into the GPU's memory, on their first rank."""
     found: dict[str, Kernel] = {}
     for size, options in configs:
         if size == "120b" and target.hardware.total_bytes < 80 * 10**9:
@@ -123,7 +123,7 @@ def kernels_of_drafts_and_pages(target: Target, arch: tuning.ArchTuning) -> Iter
 
 
 def _draft_head(arch: tuning.ArchTuning, hopper: bool) -> list[Variant]:
-    """A head of the published size: products of one token and of a few, and what is between them."""
+    """Returns the kernels of a draft head of the published size, for one token and for a few."""
     stream, gated, few = tuning.stream_row(), tuning.gated_row(), arch.skinny
     row = {"ROWS": stream.rows, "DEPTH": stream.depth, "STAGES": stream.num_stages, "PDL": hopper}
     part = {"K": 5760, "NORM": False, "ROWS": few.rows, "TOKENS": few.tokens, "DEPTH": few.depth}
@@ -161,7 +161,7 @@ def _draft_head(arch: tuning.ArchTuning, hopper: bool) -> list[Variant]:
 
 
 def fused_draft_variants(tokens: int) -> list[Variant]:
-    """A draft head's products in one kernel each."""
+    """Returns the fused kernels of a draft head, one per product."""
     found: list[Variant] = []
 
     def add(name: str, kernel: Any, product: Any, sizes: dict[str, Any], types: dict[str, str]) -> None:
@@ -184,7 +184,7 @@ def fused_draft_variants(tokens: int) -> list[Variant]:
 
 
 def _pages() -> list[Any]:
-    """Copies of 120b's pages of 64 tokens, 8 bytes at a time."""
+    """Returns the copies of 120b's pages of 64 tokens, 8 bytes at a time."""
     sizes = {"FIRST": 0, "WIDTH": 16384, "PAGE": 18 * 16384, "PART": pages.PART, "BLOCK": pages.BLOCK}
     types = {"address_ptr": "*i64", "pages_ptr": "*i64"}
     return [
@@ -194,7 +194,7 @@ def _pages() -> list[Any]:
 
 
 def _steps_with_drafts(asm: bool) -> list[Variant]:
-    """What verifies and makes drafts, and samples by the head's own token ids."""
+    """Returns the kernels that verify and make drafts, and that sample with the head's own token ids."""
     types = dict.fromkeys(
         ("rows_ptr", "new_token_ptr", "new_block_ptr", "row_tables_ptr", "keys_ptr"), "*i32"
     )
@@ -244,7 +244,7 @@ def source(kernel: Any, constants: dict[str, Any], types: dict[str, str]) -> AST
             signature[name] = "constexpr"
             continue
         signature[name] = types.get(name) or type_of(name)
-        # What a launch finds out: aligned pointers, and sizes that are multiples of 16.
+        # Properties that Triton detects at a launch: aligned pointers, and sizes that are multiples of 16.
         if name.endswith("_ptr") or name in ("H", "I", "N", "K", "E", "width"):
             attributes[(place,)] = [["tt.divisibility", 16]]
     return ASTSource(kernel, signature, {(names.index(n),): v for n, v in constants.items()}, attributes)
@@ -261,7 +261,7 @@ def type_of(name: str) -> str:
 
 
 def spilled(compiled: Any) -> int:
-    """Registers that a thread keeps in memory, or, for NVIDIA, stores to there."""
+    """Returns the number of spilled registers of a thread, or, for NVIDIA, of stores that spill."""
     if "cubin" in compiled.asm:
         cubin = compiled.asm["cubin"]
         return len(re.findall(r"\bSTL\b", disassemble(cubin))) if may_spill(cubin) else 0
@@ -269,17 +269,17 @@ def spilled(compiled: Any) -> int:
 
 
 def may_spill(cubin: bytes) -> bool:
-    """Whether a thread has a frame in memory, which spilled registers need. Disassembling takes longer than
-    compiling.
+    """Returns whether a thread has a stack frame, which spilled registers need. This avoids disassembling,
+    which takes longer than compiling.
 
     The cubin's section .nv.info holds the frame's size: 0x04, EIATTR_FRAME_SIZE (0x11), two bytes of length,
-    the symbol, the size. Other bytes that look so can only have a kernel disassembled that has no frame.
+    the symbol, the size. A false match only causes a kernel without a frame to be disassembled.
     """
     frames = re.findall(rb"\x04\x11\x08\x00.{4}(.{4})", cubin, re.DOTALL)
     return not frames or any(map(any, frames))
 
 
-# Those that write into peers' memory.
+# Kernels that write into peers' memory.
 OVER_RANKS = {
     *("one_shot._rows_kernel", "two_shot._scattered_kernel", "choices._choices_kernel"),
     *("thresholds._round_kernel", "shared_sample._choose_kernel"),
@@ -287,8 +287,8 @@ OVER_RANKS = {
 
 
 def check_over_ranks(name: str, ptx: str) -> None:
-    """Peers' memory is written and polled 16 bytes at a time, flags are released and acquired, and NVLink
-    multicast is not used."""
+    """Asserts that peers' memory is written and polled 16 bytes at a time, that flags are released and
+    acquired, and that NVLink multicast is not used."""
     assert "st.relaxed.sys.global.v4.b32" in ptx
     polls = re.findall(r"ld\.relaxed\.sys\.global\.(\S+) \{", ptx)
     assert set(polls) == {"v4.b32"}, polls
@@ -299,7 +299,7 @@ def check_over_ranks(name: str, ptx: str) -> None:
 
 
 def check(compiled: Any, name: str, arch: tuning.ArchTuning) -> bool:
-    """What of the machine code can be known without running it. Returns whether it reaches peers' memory."""
+    """Checks the machine code without running it. Returns whether it accesses peers' memory."""
     nvidia = "cubin" in compiled.asm
     assert len(compiled.asm["cubin" if nvidia else "hsaco"]) > 1000, name
     if (

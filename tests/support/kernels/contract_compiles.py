@@ -1,7 +1,7 @@
-"""A script of ``test_contract.py``: kernels that are recorded and then compiled for Hopper, without a device.
+"""A script of ``test_contract.py``: records kernels and compiles them for Hopper, without a device.
 
-It prints what could be seen, as JSON: of keys, of one kernel that this process compiles, and of two (one of
-them Gluon's) that a pool of processes compiles.
+It prints its observations as JSON: keys, one kernel compiled in this process, and two (one of them in Gluon)
+compiled by a pool of processes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fill_kernel(out_ptr, BLOCK: tl.constexpr):
 
 
 class Mode:
-    """Keeps what Triton submits."""
+    """Records what Triton submits."""
 
     def __init__(self) -> None:
         self.submitted: list[tuple[Any, ...]] = []
@@ -63,7 +63,7 @@ FIRSTS = ("_round_kernel", "_conclude_kernel")
 
 
 def keys() -> list[list[str]]:
-    """Globals in a kernel's key, in processes that asked for another one first, whatever that was."""
+    """Returns the globals in a kernel's key, from processes that requested different kernels before."""
     found = []
     for first in FIRSTS:
         begin, end = os.pipe()
@@ -80,7 +80,7 @@ def keys() -> list[list[str]]:
 
 
 def pooled(pool: CompilePool) -> list[int]:
-    """How many kernels were found, how many were left to this process, and how many came late."""
+    """Returns the numbers of kernels found, left to this process, and late."""
     pretend()
     precompiler = Precompiler(lambda: pool)
     with precompiler.recording():
@@ -128,6 +128,6 @@ def seen_of_one() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from tests.support.kernels import contract_compiles  # as the processes know it
+    from tests.support.kernels import contract_compiles  # under the name that the processes use
 
     json.dump({"keys": keys(), "pooled": pooled(CompilePool(2)), "one": seen_of_one()}, sys.stdout)

@@ -1,13 +1,13 @@
-"""Does the dry run find every kernel of every step? A script: needs Triton, no GPU.
+"""A script that checks that the dry run finds every kernel of every step. Needs Triton, but no GPU.
 
     python -m tests.support.kernels.dry_run_steps 20b|120b [--meta] [--ranks N [--by-expert]]
         [--compile [PROCESSES]] [-v]
 
-Tensors of the CPU stand for a Hopper GPU's, and nothing is compiled unless asked for: what counts are the
-keys by which Triton tells kernels apart. The dry run is that of a start, on such tensors, or with ``--meta``
-that of ``chorale warm``, on meta tensors; then other steps run on tensors of the CPU, and every kernel that
-they ask for must have been found. ``--ranks``: those of the first of N ranks, whose sums are Chorale's
-kernels; ``--by-expert``: which have whole experts. Run by ``test_dry_run.py``.
+CPU tensors replace those of a Hopper GPU, and nothing is compiled without ``--compile``: the script compares
+the keys by which Triton distinguishes kernels. The dry run is that of a server's start, on CPU tensors, or
+with ``--meta`` that of ``chorale warm``, on meta tensors. Then other steps run on CPU tensors, and the dry
+run must have found all their kernels. ``--ranks``: kernels of the first of N ranks, which all-reduce with
+Chorale's kernels; ``--by-expert``: ranks have whole experts. ``test_dry_run.py`` runs this script.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from chorale.serve.engine import build_rank, compile_phase
 
 DEVICE = CpuDevice(Hardware("cuda", "stand-in", 140 * 2**30, 139 * 2**30), can_capture=True, overlap=True)
 
-STEPS = 40  # without a graph, of random sizes
+STEPS = 40  # number of steps without a graph, of random sizes
 
 
 compiled: list[str] = []
@@ -71,7 +71,7 @@ def _compile(source: Any, **_: Any) -> Any:
 
 
 def pretend() -> None:
-    """Launches take this process's tensors for a Hopper GPU's."""
+    """Makes launches treat this process's tensors as those of a Hopper GPU."""
     triton.runtime.driver.set_active(TargetDriver("sm_90", 132))
     launch.architecture_of = lambda device: ("sm_90", 132)
     linear.product = qkv.product = route.product = _product
@@ -79,7 +79,7 @@ def pretend() -> None:
 
 
 def _product(x: torch.Tensor, matrix: linear.Linear) -> torch.Tensor:
-    """Instead of cuBLAS: nobody looks at the values, and the CPU would take long."""
+    """Replaces cuBLAS: the values are not used, and the CPU would be slow."""
     return x.new_empty(x.shape[0], matrix.weight.shape[0])
 
 
@@ -88,7 +88,7 @@ def _float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def make_model(config: ModelConfig, ops: Ops, rank: Rank | None) -> GptOss:
-    """Of the real shape, with few layers, all of which share one set of experts. ``config``: the rank's."""
+    """Returns a model of the real shape with few layers and shared experts. ``config``: the rank's."""
     hidden, heads, kv, dim = (
         config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
     )  # fmt: skip
@@ -100,7 +100,7 @@ def make_model(config: ModelConfig, ops: Ops, rank: Rank | None) -> GptOss:
 
     def matrices(rows: int, depth: int) -> packing.Matrices:
         tiles, chunks = -(-rows // 16), -(-depth // 64)
-        # As large as in the model, but of one expert: nothing reads them.
+        # The size is as in the model, but for one expert: the values are not read.
         blocks = torch.empty(1, tiles, chunks, 32, 4, dtype=torch.int32)
         return packing.Matrices(blocks, torch.empty(1, tiles, chunks, 8, 2, 2, dtype=torch.uint8))
 
@@ -159,7 +159,7 @@ def resolved_for(config: ModelConfig) -> Resolved:
 
 
 def launch_nothing() -> None:
-    """Launches end where they would need a device."""
+    """Makes launches return where they would need a device."""
     original = JITFunction.run
     JITFunction.run = lambda self, *args, grid, warmup, **options: original(  # type: ignore[method-assign]
         self, *args, grid=grid, warmup=True, **options
@@ -167,7 +167,7 @@ def launch_nothing() -> None:
 
 
 class SomeGrammars(GrammarRows):
-    """While there are ``some``, every other row of a step has a grammar."""
+    """Gives a grammar to every second row of a step while ``some`` is set."""
 
     some = False
 
@@ -180,12 +180,12 @@ class SomeGrammars(GrammarRows):
 
 
 def serve(executor: LocalExecutor, found: Resolved, grammar: SomeGrammars) -> None:
-    """What comes after the dry run: captures, and steps without a graph, of any size."""
+    """Runs everything that follows the dry run: captures, and steps without a graph, of any size."""
     captures.warm_up(executor, found)
     captures.capture_first(executor, found, lambda *_: None, budget=0)
     while executor.use_idle_time():
         pass
-    for tokens in MIXED_TOKENS:  # those that no idle moment makes are captured when a step needs them
+    for tokens in MIXED_TOKENS:  # graphs that are captured only when a step needs them
         for rows in MIXED_ROWS:
             executor.prepare(partial(Worker.try_size, num_tokens=tokens, rows=rows))
     random = np.random.default_rng(1)

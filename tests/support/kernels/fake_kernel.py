@@ -1,4 +1,4 @@
-"""What Triton's compilation gives, without compiling anything."""
+"""A stand-in for the result of a Triton compilation."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from triton.backends.compiler import GPUTarget
 
 
 def kernel(name: str, key_hash: str = "") -> Any:
-    """``key_hash``: by which it is found on disk."""
+    """Returns a compiled kernel. ``key_hash``: hash under which it is cached on disk."""
     metadata = SimpleNamespace(name=name, target=GPUTarget("none", 90, 32))
     return SimpleNamespace(metadata=metadata, function=name, hash=key_hash, src=SimpleNamespace(name=name))

@@ -1,8 +1,8 @@
-"""Machine code in which a register that wgmma still reads is written.
+"""Finds machine code that overwrites a register while wgmma still reads it.
 
-wgmma takes its first operand from registers long after it was issued: until a wait says that its group is
-done, nothing else may be put there. Triton's compiler once did that across a loop's end; results were then
-wrong now and then. Used by ``compile_kernels.py``, on what it compiles for sm_90.
+wgmma reads its first operand from registers long after it was issued: they must not be written until a wait
+shows that its group is done. Triton's compiler once violated this across a loop's end, and results were
+occasionally wrong. ``compile_kernels.py`` uses this module for sm_90.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import triton
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,5})\*/\s+(.*?)\s*;")
 _NO_RESULT = ("ST", "SYNCS", "BAR", "BRA", "RED", "UTMA", "WARP")
 
-Instruction = tuple[int, str]  # address, text without its predicate
+Instruction = tuple[int, str]  # (address, text without its predicate)
 
 
 def disassemble(cubin: bytes) -> str:
-    """With the tool that Triton's package brings."""
+    """Disassembles a cubin with the tool in Triton's package."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -31,7 +31,7 @@ def disassemble(cubin: bytes) -> str:
 
 
 def overwritten(sass: str) -> list[str]:
-    """Instructions that write a register of a product in flight, in order and across each loop's end."""
+    """Returns instructions that write a register of a product in flight, also across each loop's end."""
     found = [_LINE.match(line) for line in sass.splitlines()]
     code = [(int(m[1], 16), re.sub(r"^@!?U?P\w+ ", "", m[2])) for m in found if m]
     places = {address: place for place, (address, _) in enumerate(code)}
@@ -47,7 +47,7 @@ def overwritten(sass: str) -> list[str]:
 
 
 def _walk(code: list[Instruction]) -> list[str]:
-    current: set[int] = set()  # of products issued since the last commit
+    current: set[int] = set()  # registers of products issued since the last commit
     groups: list[set[int]] = []
     bad = []
     for address, text in code:

@@ -1,4 +1,4 @@
-"""Triton's interpreter, made quicker."""
+"""A speed-up of Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from triton.runtime import interpreter
 
 
 def find_builtins_once() -> None:
-    """Have the interpreter keep the names of the functions that it replaces.
+    """Make the interpreter cache the names of the functions that it replaces.
 
-    It looks through all of ``triton.language`` for them at each call of a jitted function from another. Which
-    ones they are does not change; those that are replaced already are not builtin, and stay as they are.
+    It searches all of ``triton.language`` for them whenever a jitted function calls another. The names never
+    change; functions that are already replaced are not builtin, and are left alone.
     """
     names: dict[Any, list[str]] = {}
 

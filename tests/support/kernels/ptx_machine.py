@@ -1,7 +1,7 @@
-"""A warp that runs the PTX of ``gemv_ptx`` or ``skinny_ptx`` on a CPU, and makes go wrong what may go wrong.
+"""A warp that runs the PTX of ``gemv_ptx`` or ``skinny_ptx`` on a CPU, under the worst allowed timing.
 
-Copies into shared memory arrive only when a ``wait_group`` says so, memory starts as NaN, and addresses are
-checked. It knows the instructions that they use, and no other.
+Copies into shared memory arrive only at a ``wait_group``, memory starts as NaN, and addresses are checked.
+Only the instructions that the two modules use are implemented.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def bfloat16_pair(word: Lanes) -> Lanes:
 
 
 def from_pair(values: Lanes) -> Lanes:
-    """The inverse; the values have to be bfloat16 already."""
+    """Returns the inverse of ``bfloat16_pair``; the values must be exact in bfloat16."""
     bits = values.astype(np.float32).view(np.uint32)
     real = ~np.isnan(values)
     assert not (bits & 0xFFFF)[real].any(), "a product of a weight and its scale is not exact"
@@ -36,7 +36,7 @@ def bits(values: Lanes) -> Lanes:
 
 
 def to_bfloat16(values: Lanes) -> Lanes:
-    """float32 -> the nearest bfloat16's 16 bits, ties to even."""
+    """Returns the 16 bits of the nearest bfloat16 of each float32, ties to even."""
     word = bits(values)
     return (word + np.uint64(0x7FFF) + (word >> np.uint64(16) & np.uint64(1))) >> np.uint64(16)
 
@@ -44,7 +44,7 @@ def to_bfloat16(values: Lanes) -> Lanes:
 class Warp:
     """Global memory is one array of bytes at address 2^32; operands are [32] integers.
 
-    ``block``: the warps of its program, which share their memory; it joins them.
+    ``block``: the warps of its program, which share memory; the new warp is added to it.
     """
 
     BASE = 1 << 32
@@ -74,7 +74,7 @@ class Warp:
             at += 1
 
     def part(self, lines: list[str]) -> None:
-        """Some lines without a branch."""
+        """Runs lines without a branch."""
         for each in lines:
             guard, line = self.guard(each)
             self.step(line, guard)
@@ -95,10 +95,10 @@ class Warp:
             if self is first:
                 self.values[name] = np.full(32, len(self.shared), np.uint64)
                 self.shared = np.concatenate((self.shared, np.full(int(size), 0xFF, np.uint8)))
-            else:  # one memory for all
+            else:  # the lanes share one memory
                 self.shared, self.values[name] = first.shared, first.values[name]
             return
-        with np.errstate(all="ignore"):  # of a wrong loop
+        with np.errstate(all="ignore"):  # overflow in a wrong loop
             self.instruction(line, guard)
 
     def instruction(self, line: str, guard: Lanes) -> None:
@@ -124,7 +124,7 @@ class Warp:
         return (self.get(text) & np.uint64(WORD)).astype(np.uint32).view(np.int32).astype(np.int64)
 
     def number(self, text: str) -> Lanes:
-        """A register as float32."""
+        """Returns a register as float32."""
         return (self.get(text) & np.uint64(WORD)).astype(np.uint32).view(np.float32)
 
     def mov(self, name: str, operands: list[str], _: Lanes) -> None:
@@ -223,7 +223,7 @@ class Warp:
         return (self.get(register.strip()) + np.uint64(int(offset or 0))).astype(np.int64)
 
     def bytes_at(self, memory: Lanes, places: Lanes, size: int, guard: Lanes) -> Lanes:
-        """[32, size] uint8; NaN where the guard is off."""
+        """Returns [32, size] uint8; NaN where the guard is off."""
         index = places[:, None] + np.arange(size)
         assert not (places[guard] % size).any(), "misaligned"
         assert ((index[guard] >= 0) & (index[guard] < len(memory))).all(), "out of bounds"
@@ -244,13 +244,13 @@ class Warp:
             real = self.get(operands[3]) == size if len(operands) > 3 else guard
             data = self.bytes_at(self.memory, self.place(operands[1]) - self.BASE, size, real)
             self.bytes_at(self.shared, to, size, real)
-            if len(operands) > 3:  # bytes beyond the source's are zeros
+            if len(operands) > 3:  # bytes beyond the source are filled with zeros
                 data[~real] = 0
             for lane in LANES if len(operands) > 3 else LANES[guard]:
                 self.waiting[-1].append((int(to[lane]), data[lane]))
 
     def ld(self, name: str, operands: list[str], guard: Lanes) -> None:
-        """Lanes whose guard is off keep what their registers held."""
+        """Lanes whose guard is off keep the old values of their registers."""
         *to, source = operands
         size, is_shared = int(name.rpartition(".")[2][1:]) // 8, ".shared" in name
         places = self.place(source) - (0 if is_shared else self.BASE)

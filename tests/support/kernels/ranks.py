@@ -1,4 +1,4 @@
-"""A process for each rank, in which Triton's interpreter runs its kernels."""
+"""Runs each rank's kernels in Triton's interpreter, in a separate process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triton.runtime import interpreter
 from chorale.machine.processes import die_with_parent
 from tests.support.kernels.interpreter import find_builtins_once
 
-SECONDS = 60.0  # on a busy machine a rank may be that late
+SECONDS = 60.0  # longest wait for a rank on a busy machine
 FORK = processes.get_context("fork")  # torch and Triton are imported once
 Work = Callable[[int, Callable[[Any], None]], None]
 
@@ -35,12 +35,12 @@ def on_ranks(size: int, labels: Iterable[str], work: Work) -> None:
     for process in started:
         process.start()
     for _, end in pipes:
-        end.close()  # so that a rank that fails ends its pipe
+        end.close()  # so that the pipe closes when the rank fails
     for label in labels:
         try:
             found = [begin.recv() for begin, _ in pipes]
         except EOFError:
-            time.sleep(1)  # a rank that has failed needs a moment to end
+            time.sleep(1)  # a failed rank takes a moment to exit
             raise SystemExit(f"{label}: ranks ended with {[each.exitcode for each in started]}") from None
         for rank, each in enumerate(found):
             assert each == found[0], f"{label}: rank {rank} has other results than rank 0"
@@ -51,7 +51,7 @@ def on_ranks(size: int, labels: Iterable[str], work: Work) -> None:
 
 
 def _yield_between_polls() -> None:
-    """A rank that waits leaves its processor to the others: the status is looked at once a poll."""
+    """Makes a waiting rank yield its processor at each poll of the status."""
     builder = interpreter.InterpreterBuilder
     load = builder.create_load
 

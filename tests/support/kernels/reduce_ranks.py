@@ -1,10 +1,10 @@
-"""A script of ``test_ranks.py``: the all-reduce through Triton's interpreter, a process a rank.
+"""A script of ``test_ranks.py``: the all-reduce in Triton's interpreter, one process per rank.
 
     TRITON_INTERPRET=1 python -m tests.support.kernels.reduce_ranks RANKS [SCENARIO ...]
 
-Peers' memory is shared memory of the CPU. Each rank checks its results against the reference, which sees all
-ranks' parts; this process checks that all ranks have the same bits. It prints one line for each scenario, of
-which there are float32 and bfloat16 forms; without names: all.
+Peers' memory is shared memory of the CPU. Each rank compares its results with a reference computed from the
+partial sums of all ranks; this process checks that the bits are equal on all ranks. It prints one line for
+each scenario in float32 and in bfloat16. The default is all scenarios.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from chorale.parallel.peer_memory import PeerMemory
 from chorale.parallel.shares import cut
 from tests.support.kernels.ranks import FORK, SECONDS, on_ranks
 
-H, EPS = 96, 1e-5  # twelve lanes of eight columns, so that some of 16 are outside
+H, EPS = 96, 1e-5  # twelve lanes of eight columns, so that some of 16 lanes are out of bounds
 EXPERTS, ATTENDED = 8, 64
 FEW, TOKENS = 6, 21
 SPLITS = 3
@@ -47,7 +47,7 @@ Digest = tuple[str, ...]
 
 
 class Rank:
-    """One rank of a scenario; parts of all ranks are known to each."""
+    """One rank of a scenario; each knows the partial sums of all ranks."""
 
     def __init__(
         self, memory: PeerMemory, dtype: torch.dtype, seconds: float = SECONDS, seed: int = 0
@@ -66,7 +66,7 @@ class Rank:
     def inputs(
         self, tokens: int, *, strided: bool = False
     ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
-        """(x, parts [S, T, H] of each rank, bias of rank 0), the same on every rank."""
+        """Returns (x, partial sums [S, T, H] of each rank, bias of rank 0), the same on every rank."""
         parts = [self.randn(SPLITS, tokens, H) for _ in range(self.size)]
         if strided:
             parts = [part.transpose(0, 1).contiguous().transpose(0, 1) for part in parts]
@@ -87,7 +87,7 @@ class Rank:
         torch.testing.assert_close(found.float(), expected, rtol=bound, atol=1e-6)
 
     def check_empty(self) -> None:
-        """All words have been cleared by those who read them, and nobody has begun the next call."""
+        """Asserts that the readers have cleared all words, and that no rank has begun the next call."""
         self.memory.barrier()
         assert bool((self.memory.buffer[: self.layout.normed // 4] == -1).all())
         self.memory.barrier()
@@ -104,7 +104,7 @@ def digest(*tensors: torch.Tensor | None) -> Digest:
 
 
 def few_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
-    """One-shot calls of different sizes, so that rows' counters differ; without a norm two programs a row."""
+    """One-shot calls of different sizes, so that row counters differ; two programs per row without a norm."""
     tuning.REDUCE_LANES = 8
     rank, found = Rank(memory, dtype), []
     for call, tokens in enumerate((1, 3, 6, 2, 1)):
@@ -124,7 +124,7 @@ def few_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
 
 
 def narrow_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
-    """One-shot calls that round what they send."""
+    """One-shot calls that round the values they send."""
     tuning.REDUCE_WIDE_ROWS = 0
     rank, found = Rank(memory, dtype), []
     for tokens in (1, 5):
@@ -173,7 +173,7 @@ def many_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
         x, parts, bias = rank.inputs(tokens)
         given, mine = parts[rank.rank].to(dtype), x.clone()
         owned = -(-tokens // rank.size)
-        mine[: rank.rank * owned] = float("nan")  # other ranks keep these
+        mine[: rank.rank * owned] = float("nan")  # rows that other ranks own
         mine[(rank.rank + 1) * owned :] = float("nan")
         norm = Norm(rank.norm, EPS, dtype)
         reduced = rank.reducer.add_norm(given, rank.bias(bias, rank.rank), mine, norm, low=True)
@@ -191,7 +191,7 @@ def many_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
         found.append(digest(reduced.normed))
         found += shared_choices(rank, tokens)
         rank.check_empty()
-        memory.barrier()  # the digest reads what the next call writes
+        memory.barrier()  # the next call overwrites what the digest reads
         last = rank.reducer.add_norm(given, rank.bias(bias, rank.rank), reduced.x, None, whole=True)
         rank.reducer.check()
         assert last.normed is None
@@ -202,7 +202,7 @@ def many_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
 
 
 def shared_choices(rank: Rank, tokens: int) -> list[Digest]:
-    """Each rank has chosen for its own rows; all ranks get all choices, of four experts and of three."""
+    """Each rank chooses experts for its own rows; all ranks get all choices, of four experts and of three."""
     found = []
     for top_k in (4, 3):
         ids = torch.arange(tokens * top_k).view(tokens, top_k) % 128
@@ -223,7 +223,7 @@ def ops_of_the_model(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
     """``project_and_route`` and ``moe`` of each rank's columns: one-shot with the router and without,
     two-shot."""
     if dtype == torch.bfloat16:
-        return []  # the interpreter has no products of bfloat16
+        return []  # the interpreter cannot multiply bfloat16
     tuning.FEW_LOGITS = 2 * EXPERTS
     rank, found = Rank(memory, dtype), []
     given = RouterWeights(rank.norm, pack_router(*rank.router, dtype), 4, dtype)
@@ -247,7 +247,7 @@ def ops_of_the_model(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
         torch.testing.assert_close(gates, expected[3], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(normed, expected[1], rtol=1e-4, atol=1e-5)
         found.append(digest(normed, ids, gates))
-        memory.barrier()  # the digest reads what the next call writes
+        memory.barrier()  # the next call overwrites what the digest reads
         total = expected[0]
         for some in tensors:
             total = reference_moe.moe(*expected[1:], reference_moe.pack_experts(some), total)
@@ -286,15 +286,15 @@ def expert_tensors(rank: Rank, inter: int) -> ExpertTensors:
 
 
 def whole_experts(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
-    """Ranks that have whole experts: parts of own pairs only (others are NaN, and not read), and ``moe``."""
+    """Ranks with whole experts: each adds only its own pairs (others are NaN and not read), and ``moe``."""
     rank, found = Rank(memory, dtype), []
-    shares = cut(EXPERTS - 1, rank.size, 1, "experts")  # the last expert is nobody's: it adds nothing
+    shares = cut(EXPERTS - 1, rank.size, 1, "experts")  # no rank has the last expert: it adds nothing
     mine = shares[rank.rank]
     for tokens in (1, 4, FEW):
         ids = torch.stack([torch.randperm(EXPERTS, generator=rank.generator)[:4] for _ in range(tokens)])
-        ids[tokens // 2 :] = ids[tokens // 2 :].clamp(max=shares[0].stop - 1)  # all the first rank's
+        ids[tokens // 2 :] = ids[tokens // 2 :].clamp(max=shares[0].stop - 1)  # all of the first rank
         x = rank.randn(tokens, H)
-        parts = [rank.randn(8, tokens, H) for _ in range(rank.size)]  # two of each pair
+        parts = [rank.randn(8, tokens, H) for _ in range(rank.size)]  # two partial sums per pair
         own = [((ids >= s.start) & (ids < s.stop)).t().repeat_interleave(2, 0).unsqueeze(2) for s in shares]
         given = parts[rank.rank].masked_fill(~own[rank.rank], torch.nan)
         some = SomePairs(ids, mine.start, len(mine))
@@ -311,7 +311,7 @@ def whole_experts(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
 
 
 def moe_of_whole_experts(memory: PeerMemory, rank: Rank) -> list[Digest]:
-    """One-shot and two-shot; float32: the interpreter has no products of bfloat16."""
+    """One-shot and two-shot, in float32 only: the interpreter cannot multiply bfloat16."""
     found: list[Digest] = []
     tensors, mine = expert_tensors(rank, 32), cut(EXPERTS, rank.size, 1, "experts")[rank.rank]
     names = ("gate_up_bias", "down_bias", "gate_up_blocks", "gate_up_scales", "down_blocks", "down_scales")
@@ -331,7 +331,7 @@ def moe_of_whole_experts(memory: PeerMemory, rank: Rank) -> list[Digest]:
 
 
 def odd_numbers(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
-    """Numbers whose bits are those of an empty place, negative zeros and infinities."""
+    """Numbers with the bits of an empty word, negative zeros and infinities."""
     found: list[Digest] = []
     for wide in (True, False):
         tuning.REDUCE_WIDE_ROWS = 16 if wide else 0
@@ -355,8 +355,8 @@ def odd_numbers(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
 
 
 def late(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
-    """The second rank reads what it was sent so late that the others would be in their next calls by then."""
-    tuning.reduce_programs = lambda rows: 1  # of several, one would wait for the other here
+    """The second rank reads its input so late that the others could already be in their next calls."""
+    tuning.reduce_programs = lambda rows: 1  # with several, one would wait for the other here
     rank, found = Rank(memory, dtype), []
     for module in (one_shot, two_shot) if rank.rank == 1 else ():
         original = module.sum_of_ranks8
@@ -379,7 +379,7 @@ def late(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
 
 
 def absent(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
-    """The last rank makes two calls and no third: the others end, say who it was, and do not wait again."""
+    """The last rank skips the third call: the others return, name the rank, and do not wait again."""
     rank, last = Rank(memory, dtype), memory.size - 1
     for call in range(5):
         tokens = TOKENS if call % 2 else 2
@@ -396,7 +396,7 @@ def absent(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
         with pytest.raises(EngineError, match=f"rank {last} did not take part"):
             rank.reducer.check()
         if call == 2:
-            assert bool(reduced.x.isnan().all())  # nothing that looks like a result
+            assert bool(reduced.x.isnan().all())  # nothing that could be taken for a result
             check_absent_choices(rank, TOKENS)
         else:
             assert time.monotonic() - begin < SECONDS / 2
@@ -404,9 +404,9 @@ def absent(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
 
 
 def check_absent_choices(rank: Rank, tokens: int) -> None:
-    """Choices that did not arrive are experts that exist, because other kernels count them, and NaN.
+    """Missing choices are NaN, with ids of existing experts, because other kernels count them.
 
-    Nobody waits once a rank was absent, so those of a rank that is only late may not have arrived either.
+    No rank waits once a rank was absent, so the choices of a rank that is only late may be missing too.
     """
     rows = rank.reducer.own_rows(tokens)
     chosen = torch.full((len(rows), 4), EXPERTS - 1), torch.ones(len(rows), 4)

@@ -1,10 +1,10 @@
-"""A script of ``test_ranks.py``: sampling over ranks in Triton's interpreter, a process a rank.
+"""A script of ``test_ranks.py``: sampling over ranks in Triton's interpreter, one process per rank.
 
     TRITON_INTERPRET=1 python -m tests.support.kernels.sample_ranks RANKS [SCENARIO ...]
 
-Each rank has the logits of its token ids and compares what all of them find with what the kernels of one rank
-and plain torch find in whole rows. Every scenario runs twice: ranks exchange in the kernels, through shared
-memory, and by calls of gloo.
+Each rank has the logits of its token ids and compares the common result with that of the single-rank kernels
+and of plain torch on whole rows. Every scenario runs twice: ranks exchange data in the kernels, through
+shared memory, and with gloo.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from chorale.parallel.shares import CHUNK, Share, cut
 from chorale.runtime.sampling.logprobs import gather_logprobs, shared_logprobs
 from tests.support.kernels.ranks import SECONDS, on_ranks
 
-V = 6013  # two pieces of each of two ranks, not all full
+V = 6013  # two pieces on each of two ranks, not all full
 OFF = (float(V), 1.0, 0.0)
 Filter = tuple[float, float, float]  # top_k, top_p, min_p
 K: list[Filter] = [(k, 1.0, 0.0) for k in (1.0, 5.0, 50.0, 1024.0, 5000.0, V - 1.0)]
 P: list[Filter] = [(float(V), p, 0.0) for p in (1e-6, 0.1, 0.5, 0.9, 0.95, 0.999, 0.99999)]
 M: list[Filter] = [(float(V), 1.0, m) for m in (0.001, 0.1, 1.0)]
 BOTH: list[Filter] = [(50.0, 0.5, 0.0), (300.0, 0.9, 0.01), (1024.0, 0.999, 0.1), (5000.0, 0.3, 0.0)]
-BYTES_OF_ROUND, BYTES_OF_CHOICE = 80, 16  # a row, to each peer
+BYTES_OF_ROUND, BYTES_OF_CHOICE = 80, 16  # bytes per row, to each peer
 
 
 @dataclass
 class Ranks:
-    """One rank's end, and what it sent."""
+    """One rank's state, and the number of bytes it sent."""
 
     rank: Rank
     reducer: SymmetricReducer
     in_kernels: bool
-    sent: list[int] = field(default_factory=list)  # bytes to one peer, of each exchange
+    sent: list[int] = field(default_factory=list)  # bytes sent to one peer, for each exchange
 
     @property
     def exchange(self) -> RowExchange | None:
@@ -70,7 +70,7 @@ class Ranks:
 
 
 class Counted:
-    """A communicator that counts what it gathers."""
+    """A communicator that counts the bytes it gathers."""
 
     def __init__(self, inner: Gloo, sent: list[int]) -> None:
         self._inner, self._sent = inner, sent
@@ -83,7 +83,7 @@ class Counted:
 
 @dataclass
 class Rows:
-    """Rows of logits, all columns, and how to sample from them."""
+    """Rows of logits with all columns, and their sampling parameters."""
 
     logits: torch.Tensor
     draws: SamplingInputs
@@ -96,7 +96,7 @@ class Rows:
 
 
 def rows_of(filters: list[Filter], seed: int, *, step: float = 0.0, scale: float = 3.0) -> Rows:
-    """``step``: scores are multiples of it, so that many are equal, on both ranks."""
+    """``step``: makes scores multiples of it, so that many are equal, on both ranks."""
     count, generator = len(filters), torch.Generator().manual_seed(seed)
     logits = torch.randn(count, V, generator=generator) * scale
     temperature = torch.rand(count, generator=generator) + 0.5
@@ -111,7 +111,7 @@ def rows_of(filters: list[Filter], seed: int, *, step: float = 0.0, scale: float
 
 
 def scores_of(rows: Rows) -> torch.Tensor:
-    """[N, V]: what filters see."""
+    """Returns the scores [N, V] to which filters apply."""
     draws, count = rows.draws, len(rows.logits)
     scores = rows.logits / torch.where(draws.temperature > 0, draws.temperature, 1.0).unsqueeze(1)
     scores[:, rows.forbidden.bool()] = -torch.inf
@@ -137,7 +137,7 @@ def kept_by_torch(rows: Rows, scores: torch.Tensor) -> torch.Tensor:
 
 
 def check(ranks: Ranks, rows: Rows, *, torch_agrees: bool = True) -> torch.Tensor:
-    """Keeps the tokens that one rank keeps, and draws the tokens that it draws. Returns the thresholds."""
+    """Asserts that kept and drawn tokens equal those of a single rank. Returns the thresholds."""
     own, count = ranks.own, len(rows.logits)
     mine = rows.logits[:, own.start : own.stop].contiguous()
     local = rows.forbidden[own.start : own.stop].contiguous()
@@ -168,15 +168,15 @@ def check(ranks: Ranks, rows: Rows, *, torch_agrees: bool = True) -> torch.Tenso
 
 
 def each(ranks: Ranks) -> list[torch.Tensor]:
-    """Every filter alone and together, in rows with and without."""
+    """Each filter alone and all together, with rows that have none."""
     return [check(ranks, rows_of([*K, OFF, *P, *M, *BOTH], seed=1))]
 
 
 def ties(ranks: Ranks) -> list[torch.Tensor]:
-    """Scores that many tokens of both ranks have; then all tokens one score."""
+    """Many tokens of both ranks have equal scores; then all tokens have."""
     stepped = rows_of([*K[:3], OFF, *P[2:5], *BOTH[:2], OFF], seed=2, step=0.5)
     stepped.draws.temperature[-1] = 0.0
-    stepped.logits[-1, [V // 3, V - 2]] = 100.0  # of the first rank and of the last
+    stepped.logits[-1, [V // 3, V - 2]] = 100.0  # one token of the first rank and one of the last
     found = [check(ranks, stepped)]
     equal = rows_of([K[2], P[3], M[1], BOTH[0]], seed=3)
     equal.logits.fill_(-1.25)
@@ -184,14 +184,14 @@ def ties(ranks: Ranks) -> list[torch.Tensor]:
 
 
 def mixed(ranks: Ranks) -> list[torch.Tensor]:
-    """Greedy rows, grammars, early stops, rows with no finite logit, NaN, or no token that is allowed."""
+    """Greedy rows, grammars, early stops, rows with no finite logit, with NaN, or with no allowed token."""
     rows = rows_of([K[2], OFF, P[3], BOTH[1], K[1], P[3], K[2], BOTH[1], OFF], seed=4)
     count = len(rows.logits)
     rows.draws.temperature[[1, 4]] = 0.0
     octets = torch.randint(0, 256, (3, -(-V // 8)), generator=torch.Generator().manual_seed(5))
-    octets[1] = 0  # nothing
+    octets[1] = 0  # no token is allowed
     octets[2] = 0
-    octets[2, -3:] = 255  # only ids of the last rank
+    octets[2, -3:] = 255  # only tokens of the last rank are allowed
     index = torch.tensor([0, -1, 0, 2, 0, 1, -1, -1, 2], dtype=torch.int32)
     stops = torch.full((count, EARLY_STOPS), -1, dtype=torch.int32)
     stops[2, :2] = rows.logits[2].topk(2).indices.int()
@@ -204,7 +204,7 @@ def mixed(ranks: Ranks) -> list[torch.Tensor]:
 
 
 def spread(ranks: Ranks) -> list[torch.Tensor]:
-    """Scores that are hard to divide: of all magnitudes, huge, tiny, close to each other."""
+    """Scores for which a threshold is hard to find: of all magnitudes, huge, tiny, close to each other."""
     filters = [K[2], P[3], BOTH[1], K[3], P[5], BOTH[0]]
     rows = rows_of(filters, seed=6)
     rows.draws.temperature.fill_(1.0)
@@ -214,11 +214,11 @@ def spread(ranks: Ranks) -> list[torch.Tensor]:
     rows.logits[3] *= 1e-30
     rows.logits[4] = 5.0 + rows.logits[4] * 1e-6
     rows.logits[5] = torch.where(rows.logits[5] > 0, 1e38, -1e38)
-    return [check(ranks, rows, torch_agrees=False)]  # for which 1e30 is more than any score
+    return [check(ranks, rows, torch_agrees=False)]  # torch takes 1e30 as larger than any score
 
 
 def cost(ranks: Ranks) -> list[torch.Tensor]:
-    """What crosses: the numbers of a row that searches, nothing of a row without filters but its choice."""
+    """Checks the bytes sent: several rounds for rows with filters, only the choice for rows without."""
     size, rows = ranks.rank.share.size, rows_of([OFF, P[3]], seed=8)
     if ranks.exchange is None:
         check(ranks, rows)
@@ -247,13 +247,13 @@ def cost(ranks: Ranks) -> list[torch.Tensor]:
 
 
 def logprobs(ranks: Ranks) -> list[torch.Tensor]:
-    """Two exchanges of few numbers, here in place of the communicator's."""
+    """Log-probabilities need two exchanges of a few numbers, which replace the communicator's here."""
     rows, own, num_top = rows_of([OFF] * 3, seed=10).logits, ranks.own, 5
     gather = ranks.rank.communicator.all_gather
     if ranks.in_kernels:
         gather = partial(gather_few, ranks.rank, ranks.reducer)
     tokens = torch.tensor([5, V - 1, V // 2])
-    rows[2, [7, V - 7]] = 50.0  # equal alternatives, one a rank
+    rows[2, [7, V - 7]] = 50.0  # equal alternatives, one on each rank
     found = shared_logprobs(own, gather, rows[:, own.start : own.stop], tokens, num_top)
     wanted = gather_logprobs(rows, tokens, num_top)
     for mine, one_rank in zip(found.tensors(), wanted.tensors(), strict=True):
@@ -264,7 +264,7 @@ def logprobs(ranks: Ranks) -> list[torch.Tensor]:
 
 
 def absent(ranks: Ranks) -> list[torch.Tensor]:
-    """The last rank takes no part: the others end, say who it was, and have no token."""
+    """The last rank is absent: the others return, name the rank, and have no token."""
     last, rows = ranks.rank.share.size - 1, rows_of([OFF, K[2], P[3]], seed=9)
     if ranks.exchange is None or ranks.rank.share.rank == last:
         return []

@@ -1,6 +1,6 @@
-"""All warps of one program of ``skinny_ptx`` on a CPU, phase by phase: up to its barrier, and after.
+"""Runs all warps of a ``skinny_ptx`` program on a CPU, in two phases: before and after its barrier.
 
-``install`` lets Triton's interpreter run ``skinny_fused``'s kernels that way, on real addresses.
+``install`` makes Triton's interpreter run the kernels of ``skinny_fused`` with it, on real addresses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run_block(
 
 
 class LiveWarp(Warp):
-    """Global addresses are this process's."""
+    """A warp whose global addresses are addresses of this process."""
 
     BASE = 0
 
