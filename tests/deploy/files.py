@@ -1,4 +1,4 @@
-"""The files of ``deploy/``: their objects, and what a command line in them means to the real parser."""
+"""The files of ``deploy/``: their objects, and their command lines as the real parser reads them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MANIFESTS = (
     *sorted((TESTS / "rendered").glob("*.yaml")),
 )
 NOT_OBJECTS = ("kustomization.yaml", "prometheus-adapter-values.yaml")
-DRAIN_SLACK = 15.0  # seconds: of grace for load balancers, and to write the last events
+DRAIN_SLACK = 15.0  # seconds for load balancers, and to write the last events
 
-# Variables of libraries, drivers and the shell that files of deploy/ set for the server.
+# Variables that files of deploy/ set and that libraries, drivers or the shell read, not Chorale.
 LIBRARIES = {
     *(
         "EXA_API_KEY", "HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN", "HOME", "PATH", "PGPASSWORD",
@@ -58,7 +58,7 @@ def load_script(name: str) -> Any:
 
 
 class Source(NamedTuple):
-    """An object and the file that it is in."""
+    """A Kubernetes object and its file."""
 
     file: str
     content: dict[str, Any]
@@ -73,7 +73,7 @@ class Source(NamedTuple):
 
 
 def objects() -> list[Source]:
-    """All Kubernetes objects, of the manifests and of the rendered chart."""
+    """Returns all Kubernetes objects of the manifests and of the rendered chart."""
     return [
         Source(path.name if "rendered" not in path.parts else f"rendered/{path.name}", each)
         for path in MANIFESTS
@@ -83,7 +83,7 @@ def objects() -> list[Source]:
 
 
 class Pod(NamedTuple):
-    """A pod that serves, with its container of Chorale."""
+    """A pod of a server, with the container that runs Chorale."""
 
     file: str
     spec: dict[str, Any]
@@ -91,7 +91,7 @@ class Pod(NamedTuple):
     container: dict[str, Any]
 
     def settings(self) -> Settings:
-        """Returns what the command line parses to. The key file is replaced by keys in the environment."""
+        """Returns the parsed command line, with keys from the environment instead of the key file."""
         command = self.container.get("command", exec_form("ENTRYPOINT"))
         assert command[:4] == ["tini", "--", "chorale", "serve"]
         return parsed([*command[4:], *self.container["args"]])
@@ -116,13 +116,13 @@ def pods() -> Iterator[Pod]:
 
 @functools.cache
 def schemas() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Kubernetes' schemas, and those of other kinds."""
+    """Returns the schemas of Kubernetes, and those of custom resources."""
     own = json.loads((TESTS / "schemas" / "kubernetes.json").read_text("utf-8"))
     return own, yaml.safe_load((TESTS / "schemas" / "custom.yaml").read_text("utf-8"))
 
 
 def faults(content: dict[str, Any], kind: str | None = None) -> list[str]:
-    """What the schema of its kind finds in an object, or that there is no schema."""
+    """Returns the violations of the schema for an object's kind, or that there is no schema."""
     own, custom = schemas()
     kind = kind or f"{content['apiVersion']}/{content['kind']}"
     if kind in own["kinds"]:

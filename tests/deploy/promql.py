@@ -20,13 +20,13 @@ GIVEN = {
     "pod",
     "app",
     "app_kubernetes_io_name",
-}  # labels that Prometheus adds
+}  # labels added by Prometheus
 SELECTOR = re.compile(r"((?:vllm|chorale):\w+|http_\w+|\bup\b)(\{[^}]*\})?(\[[^]]+\])?")
 DASHBOARD = DEPLOY / "grafana" / "dashboards" / "chorale.json"
 
 
 class Query(NamedTuple):
-    """A query, where it is, and the labels that its legend or message shows."""
+    """A query, its location, and the labels in its legend or message."""
 
     place: str
     text: str
@@ -54,14 +54,14 @@ def queries() -> Iterator[Query]:
 
 
 class Exposed(NamedTuple):
-    """A sample name of a server: the type of its family, and its labels."""
+    """A metric of a server: the type of its family, and its labels."""
 
     kind: str
     labels: frozenset[str]
 
 
 def exposed(text: str) -> dict[str, Exposed]:
-    """Reads an exposition. A family without a sample has the labels of the table of counters."""
+    """Parses metrics in text format. A family without samples gets the labels of the table of counters."""
     found: dict[str, Exposed] = {"up": Exposed("gauge", frozenset())}
     for family in text_string_to_metric_families(text):
         labels = {name for sample in family.samples for name in sample.labels}
@@ -69,7 +69,7 @@ def exposed(text: str) -> dict[str, Exposed]:
             labels |= set(COUNTERS[family.name][1])
             labels |= set() if family.name.startswith("http_") else {"engine", "model_name"}
         if family.name.startswith("chorale:engine_process_"):
-            labels.add("engine")  # which a server with one engine leaves out
+            labels.add("engine")  # a server with one engine omits it
         ends = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
         for end in ends:
             kept = labels if end == "_bucket" else labels - {"le"}
@@ -79,7 +79,7 @@ def exposed(text: str) -> dict[str, Exposed]:
 
 
 def faults(query: Query, found: dict[str, Exposed]) -> Iterator[str]:
-    """Yields what is wrong with a query for a server with these metrics."""
+    """Yields the faults of a query for a server with these metrics."""
     text = query.text
     if text.count("(") != text.count(")"):
         yield "parentheses are not balanced"

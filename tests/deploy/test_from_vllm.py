@@ -65,7 +65,7 @@ def test_each_flag_of_the_guides_is_in_one_row() -> None:
     assert {row[1] for row in rows("guide")} == {"acts", "not needed", "no effect", "refused"}
 
 
-def test_the_table_of_all_flags_is_what_the_code_says() -> None:
+def test_the_table_of_all_flags_matches_the_code() -> None:
     assert load_script("vllm_page").render(PAGE) == PAGE, "run: python scripts/vllm_page.py"
 
 
@@ -81,8 +81,8 @@ def test_a_variable_is_treated_as_the_page_says(row: list[str]) -> None:
     assert {"acts": "read"}.get(found, found) == expected
 
 
-def test_endpoints_are_there_or_missing_as_the_page_says() -> None:
-    api = (ROOT / "docs" / "api.md").read_text("utf-8")  # which is generated from the routes
+def test_endpoints_exist_or_not_as_the_page_says() -> None:
+    api = (ROOT / "docs" / "api.md").read_text("utf-8")  # generated from the routes
     served = set(re.findall(r"^\| (?:GET|POST) \| `([^`]+)` \|", api, re.MULTILINE)) | {"/docs"}
     for path, here in rows("endpoints"):
         assert (path in served) != here.startswith("missing"), path
@@ -90,8 +90,8 @@ def test_endpoints_are_there_or_missing_as_the_page_says() -> None:
         assert path.removeprefix("GET ") in served, path
 
 
-def test_metrics_are_those_of_the_server() -> None:
-    """All of vLLM's names that this server has, with their types, and no others."""
+def test_the_page_lists_the_metrics_of_the_server() -> None:
+    """The page lists all metrics that this server shares with vLLM, with their types, and no others."""
     types = {f"{name}_total": "counter" for name in COUNTERS} | dict.fromkeys(HISTOGRAMS, "histogram")
     for metric in ENGINE_METRICS:
         types |= {f"{metric.name}_total": "counter"} if metric.kind is COUNTER else {metric.name: "gauge"}

@@ -51,11 +51,11 @@ def test_the_image_has_both_targets_and_runs_as_a_numbered_user() -> None:
         assert text.startswith("base\n")
         users = re.findall(r"^USER (.+)$", text, re.MULTILINE)
         assert users == ["1000:1000"]
-        assert "pip install" not in text  # the build's tools stay in their stages
+        assert "pip install" not in text  # build tools stay in their own stages
     assert "--uid 1000" in stages()["base"]
 
 
-def test_the_entry_point_and_the_health_check() -> None:
+def test_the_image_starts_the_server_and_checks_its_health() -> None:
     assert exec_form("ENTRYPOINT")[:4] == ["tini", "--", "chorale", "serve"]
     settings = parsed([*exec_form("ENTRYPOINT")[4:], *exec_form("CMD")])
     assert (settings.engine.model, settings.server.host, settings.server.port) == ("demo", "0.0.0.0", 8000)
@@ -81,7 +81,7 @@ def test_the_health_check_follows_the_options(arguments: list[str], url: str) ->
     assert "COPY deploy/health.py /usr/local/lib/chorale/" in DOCKERFILE
     assert json.loads(command) == ["python", "/usr/local/lib/chorale/health.py"]
     health = runpy.run_path(str(DEPLOY / "health.py"))
-    key = {"CHORALE_API_KEY": "secret"}  # which an address for other machines demands
+    key = {"CHORALE_API_KEY": "secret"}  # required when listening on an external address
     assert health["address"]([*exec_form("ENTRYPOINT"), *arguments], key) == url
 
 
@@ -94,7 +94,7 @@ class Healthy(http.server.BaseHTTPRequestHandler):
 
 
 def test_the_health_check_asks_a_server_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The certificate names another host. A file stands for the command line of process 1."""
+    """The certificate is for another host. A file replaces the command line of process 1."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     openssl = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=llm.example.org"
     made = subprocess.run(
@@ -154,7 +154,7 @@ def test_kernels_are_compiled_for_a_known_gpu_where_the_server_looks() -> None:
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_compose_starts_servers_with_options_that_there_are(name: str) -> None:
+def test_compose_starts_servers_with_existing_options(name: str) -> None:
     command = [re.sub(r"\$\{\w+:-(.*?)\}", r"\1", each) for each in SERVERS[name]["command"]]
     settings = parsed([*exec_form("ENTRYPOINT")[4:], *command])
     assert settings.notices == ()
@@ -240,7 +240,7 @@ def test_the_unit_starts_the_server_and_waits_for_its_drain() -> None:
 
 
 class Recorder:
-    """Stands in for a part of the package modal: any attribute and call is itself."""
+    """Replaces objects of the package modal: every attribute and call returns the recorder."""
 
     def __getattr__(self, name: str) -> Any:
         return self
@@ -259,7 +259,7 @@ def modal_app(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_modal_serves_what_the_client_of_the_guide_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client: tests/acceptance/claims/test_modal_client.py."""
+    """tests/acceptance/claims/test_modal_client.py is the client."""
     app = modal_app(monkeypatch)
     program, command, *arguments = app["command"]()
     assert (program, command) == ("chorale", "serve")
@@ -305,7 +305,7 @@ def test_skypilot_starts_a_server_and_asks_whether_it_is_ready() -> None:
 
 
 @pytest.mark.parametrize("name", ["demo", "gpt-oss-20b", "gpt-oss-120b"])
-def test_the_files_for_ray_name_no_server_that_is_not_there(name: str) -> None:
+def test_the_files_for_ray_contain_no_url(name: str) -> None:
     config = yaml.safe_load((DEPLOY / "ray" / f"{name}.yaml").read_text("utf-8"))
     [application] = config["applications"]
     assert "://" not in str(application["args"])

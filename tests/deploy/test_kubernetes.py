@@ -1,4 +1,4 @@
-"""Manifests, the rendered chart and KServe's files: schemas, references, and the server's real interface."""
+"""Manifests, the rendered chart and KServe's files match schemas, references and the server's interface."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ HOME = "/home/chorale"
 
 
 @pytest.mark.parametrize("source", OBJECTS, ids=lambda each: f"{each.file}-{each.kind}-{each.name}")
-def test_an_object_has_the_form_of_its_kind(source: Source) -> None:
+def test_an_object_matches_the_schema_of_its_kind(source: Source) -> None:
     assert faults(source.content) == []
 
 
-def test_containers_of_kserve_have_the_form_of_a_pod() -> None:
-    """Its own definitions repeat a pod's."""
+def test_containers_of_kserve_match_the_schema_of_a_pod() -> None:
+    """KServe's definitions repeat those of a pod."""
     seen = [pod for pod in PODS if pod.file.startswith("kserve.yaml")]
     assert len(seen) == 2
     for pod in seen:
@@ -55,11 +55,11 @@ def test_the_command_line_takes_the_arguments(pod: Pod) -> None:
 
 
 @pytest.mark.parametrize("pod", PODS, ids=lambda pod: pod.file)
-def test_gpus_are_as_many_as_the_options_need(pod: Pod) -> None:
+def test_the_number_of_gpus_matches_the_options(pod: Pod) -> None:
     settings = pod.settings()
     limits = pod.container.get("resources", {}).get("limits", {})
     if pod.file.startswith("kserve.yaml: ServingRuntime"):
-        return  # the InferenceService asks for them
+        return  # the InferenceService requests them
     wanted = settings.engine.tensor_parallel_size * settings.server.data_parallel_size
     assert int(limits.get("nvidia.com/gpu", 0)) == (0 if settings.engine.device == "cpu" else wanted)
 
@@ -80,8 +80,8 @@ def test_probes_ask_what_the_server_serves_without_a_key(pod: Pod) -> None:
         assert asked.get("scheme", "HTTP") == ("HTTPS" if encrypted else "HTTP")
         assert re.search(rf"^\| GET \| `{path}` \|.*\| no \|$", api, re.MULTILINE)
     startup, liveness = pod.container["startupProbe"], pod.container["livenessProbe"]
-    assert startup["failureThreshold"] * startup["periodSeconds"] >= 1800  # a download
-    assert liveness["failureThreshold"] * liveness["periodSeconds"] >= 300  # an engine that restarts
+    assert startup["failureThreshold"] * startup["periodSeconds"] >= 1800  # time for a download
+    assert liveness["failureThreshold"] * liveness["periodSeconds"] >= 300  # time for an engine to restart
     annotations = str(OBJECTS)
     assert "'prometheus.io/path': '/metrics'" in annotations
 
@@ -100,7 +100,7 @@ def test_a_stop_leaves_time_for_running_answers(pod: Pod) -> None:
 
 @pytest.mark.parametrize("pod", PODS, ids=lambda pod: pod.file)
 def test_containers_have_no_rights_that_they_do_not_need(pod: Pod) -> None:
-    strict = not pod.file.startswith("kserve.yaml")  # KServe's home folder is elsewhere
+    strict = not pod.file.startswith("kserve.yaml")  # KServe has another home folder
     outer = pod.spec.get("securityContext", {})
     if strict:
         assert outer["runAsNonRoot"] is True
@@ -172,7 +172,7 @@ def check_selectors(content: list[dict[str, Any]]) -> None:
         if kind == "NetworkPolicy" and each["metadata"]["name"] == name:
             assert spec["podSelector"]["matchLabels"].items() <= labels.items()
         if kind == "PodMonitor":
-            assert labels[spec["jobLabel"]] == "chorale"  # the job of the alerts
+            assert labels[spec["jobLabel"]] == "chorale"  # the job name in the alerts
         if kind == "PrometheusRule":
             assert spec == yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text("utf-8"))
         if kind == "Ingress":
@@ -192,8 +192,8 @@ def check_selectors(content: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("pod", PODS, ids=lambda pod: pod.file)
-def test_files_and_batches_work_beside_postgresql(pod: Pod) -> None:
-    """Without a storage that all replicas share, /v1/files and /v1/batches are off."""
+def test_files_and_batches_work_with_postgresql(pod: Pod) -> None:
+    """Without shared storage for all replicas, /v1/files and /v1/batches are off."""
     server = pod.settings().server
     if (server.response_store or "").startswith("postgresql:"):
         place = server.batch_storage or ""
@@ -201,11 +201,11 @@ def test_files_and_batches_work_beside_postgresql(pod: Pod) -> None:
         assert place.startswith("s3://") or any(place.startswith(f"{each}/") for each in mounts)
 
 
-def test_claims_and_secrets_that_the_manifests_name_are_there() -> None:
+def test_claims_and_secrets_in_the_manifests_exist() -> None:
     content = [each.content for each in OBJECTS if (DEPLOY / "kubernetes" / each.file).exists()]
     claims = {each["metadata"]["name"] for each in content if each["kind"] == "PersistentVolumeClaim"}
     [secret] = [each for each in content if each["kind"] == "Secret"]
-    assert set(secret["stringData"].values()) == {""}  # nothing that could be taken for a key
+    assert set(secret["stringData"].values()) == {""}  # no text that could be used as a key
     text = (DEPLOY / "kubernetes" / "deployment.yaml").read_text("utf-8")
     assert set(re.findall(r"claimName: ([\w-]+)", text)) == claims
     for path in ("deployment.yaml", "postgres.yaml"):
@@ -233,7 +233,7 @@ def test_scaling_reads_metrics_of_the_server() -> None:
 
 
 def test_the_rendered_chart_is_current() -> None:
-    """Without Helm: the digest of the chart in the first line. scripts/check_deploy.sh renders it again."""
+    """Compares the digest in the first line, without Helm. scripts/check_deploy.sh renders it again."""
     script = load_script("render_chart")
     assert (script.CHART / "files" / "alerts.yml").read_bytes() == script.ALERTS.read_bytes()
     cases = {path.name for path in (script.CHART / "ci").glob("*.yaml")}
@@ -247,6 +247,6 @@ def test_the_rendered_chart_is_current() -> None:
     shutil.which("helm") is None and importlib.util.find_spec("helm_python") is None,
     reason="needs the program helm or the package helm-python-sdk",
 )
-def test_helm_renders_what_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helm_renders_the_committed_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["render_chart", "--check"])
     assert load_script("render_chart").main() == 0

@@ -1,4 +1,4 @@
-"""Prometheus and Grafana: the dashboard is current, and every query has an answer.
+"""Prometheus and Grafana: the dashboard is current, and every query matches metrics of the server.
 
 ``tests/acceptance/e2e/test_demo_options.py`` compares the queries with a server's ``/metrics``, and
 ``make deploy-check`` has promtool read them.
@@ -12,7 +12,7 @@ import yaml
 from tests.deploy.files import DEPLOY, load_script
 
 
-def test_the_dashboard_is_what_the_script_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dashboard_matches_its_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["grafana_dashboard", "--check"])
     assert load_script("grafana_dashboard").main() == 0, "run: python scripts/grafana_dashboard.py"
 

@@ -22,7 +22,7 @@ PERIOD = 1.0  # seconds between two probes; the server accepts requests for 5 s 
 
 
 class Balancer:
-    """What a load balancer knows: which servers answered the last probe of /ready."""
+    """A load balancer that knows which servers answered the last probe of /ready."""
 
     def __init__(self, *servers: Served) -> None:
         self.servers, self.ready = list(servers), list(servers)
@@ -35,7 +35,7 @@ class Balancer:
             self.ready = [each for each in self.servers if is_ready(each)]
 
     def chats(self, seed: int) -> None:
-        """Streams whole answers, each from a server that is ready, over a new connection."""
+        """Streams whole answers, each over a new connection to a ready server."""
         messages = [{"role": "user", "content": f"What is {seed} + 25?"}]
         while not self.stopped.is_set():
             with self.client() as client, self.counted():
@@ -50,7 +50,7 @@ class Balancer:
                 assert str(seed + 25) in "".join(part.delta.content or "" for part in parts)
 
     def tokens(self) -> None:
-        """Asks for one token, again and again: some request begins at every moment of the rollout."""
+        """Requests one token repeatedly, so that requests begin at every moment of the rollout."""
         while not self.stopped.is_set():
             with self.client() as client, self.counted():
                 client.completions.create(model="demo", prompt="a", max_tokens=1)

@@ -1,4 +1,4 @@
-"""LocalClient: an EngineClient whose engine runs in a thread of this process, beside the app's.
+"""LocalClient: an EngineClient whose engine runs in a separate thread of this process.
 
 The thread owns the engine. Between two steps it takes requests and aborts from a queue, and passes each
 step's chunks to the event loop in one call. The event loop owns streams and counts.
@@ -29,15 +29,15 @@ class LocalClient:
     """See ``client.base.EngineClient``. Another event loop may be used once nothing is in flight."""
 
     def __init__(self, core: Core, info: EngineInfo, *, max_queued_requests: int | None = None) -> None:
-        """``max_queued_requests``: choices that may wait beyond ``max_num_seqs``; None: four times as
-        many."""
+        """``max_queued_requests``: choices that may wait in addition to ``max_num_seqs``; None: four
+        times ``max_num_seqs``."""
         self._core, self._info = core, info
         self._in_flight = InFlightRequests(time.monotonic)
         self._in_flight.admission.set_capacity(total_capacity(info.max_num_seqs, max_queued_requests))
         self._status = EngineStatus("ready")
         self._stats = core.stats()
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._arrived: list[Message] = []  # what ``wait`` took from the queue
+        self._arrived: list[Message] = []  # messages that ``wait`` took from the queue
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="chorale-engine", daemon=True)
 
@@ -158,5 +158,5 @@ class LocalClient:
         loop = self._loop
         assert loop is not None
         if not loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # closed in between
+            with contextlib.suppress(RuntimeError):  # the loop was closed in between
                 loop.call_soon_threadsafe(function, *args)

@@ -1,4 +1,4 @@
-"""Processes that a test has started, and those that they start."""
+"""Queries about processes that a test has started, and about their descendants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def children(pid: int, program: str = "") -> set[int]:
-    """Processes that ``pid`` has started and not yet waited for, from any of its threads.
+    """Returns the child processes of ``pid`` that it has not yet waited for, from any of its threads.
 
     ``program``: only those whose command line has this text.
     """
@@ -20,20 +20,20 @@ def children(pid: int, program: str = "") -> set[int]:
 
 
 def command_line(pid: int) -> str:
-    """Empty for a process that has ended."""
+    """Returns the command line of a process, empty if it has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     return ""
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process, without that of its children."""
+    """Returns the CPU time of a process in seconds, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def exists(pid: int) -> bool:
-    """Whether there is such a process, also if it has ended and nobody has waited for it."""
+    """Returns whether a process exists; a zombie does."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -42,12 +42,12 @@ def exists(pid: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes that ``pid`` has started, and those that they have started."""
+    """Returns the child processes of ``pid``, their children, and so on."""
     return [found for child in sorted(children(pid)) for found in (child, *descendants(child))]
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process runs; one that has ended and waits to be collected does not."""
+    """Returns whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

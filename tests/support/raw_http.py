@@ -1,4 +1,4 @@
-"""Clients that speak raw bytes to a server, and handlers that show what happens to them."""
+"""Clients that send raw bytes to a server, and handlers that record how they are called."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def read_answer(reader: asyncio.StreamReader, *, has_body: bool = True) ->
     return Answer(int(lines[0].split()[1]), headers, body)
 
 
-_WRITERS: list[asyncio.StreamWriter] = []  # closed, and waited for, when the server ends
+_WRITERS: list[asyncio.StreamWriter] = []  # closed when the server ends
 
 
 async def connect(port: int, limit: int = 2**16) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -89,7 +89,7 @@ async def call(
 
 
 class Probe:
-    """Handlers that show what happens to them."""
+    """Handlers that record how they are called."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()

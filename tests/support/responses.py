@@ -1,4 +1,4 @@
-"""Responses over scripted tokens, and a reader of its events that asserts every rule that clients follow."""
+"""Responses over scripted tokens, and a reader of its events that asserts every rule that clients rely on."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tokens(text: str) -> list[int]:
 
 
 def scripts(*texts: str | Script, **options: Any) -> Callable[[GenerateRequest, int], Script]:
-    """The n-th request plays the n-th text; the last one repeats."""
+    """Returns a source in which the n-th request plays the n-th text; the last one repeats."""
     count = -1
 
     def source(request: GenerateRequest, index: int) -> Script:
@@ -93,7 +93,7 @@ TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 
 
 def fold_events(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rebuild the body from the events by the rules that clients use; every rule is asserted."""
+    """Rebuild the body from the events as clients do; asserts the rules of the protocol."""
     for event in events:
         STRICT_EVENT.validate_json(json.dumps(event), strict=True)
     kinds = [event["type"] for event in events]
@@ -131,7 +131,7 @@ def fold_events(events: list[dict[str, Any]]) -> dict[str, Any]:
             output[index] = final
             done.add(index)
             continue
-        if not kind.startswith("response.shell_call_command."):  # which has no item_id
+        if not kind.startswith("response.shell_call_command."):  # these events have no item_id
             assert event["item_id"] == item["id"]
         _apply(kind, event, item)
     assert done == set(range(len(output)))
@@ -151,7 +151,7 @@ BUILT_IN = {
 
 
 def _known_early(item: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
-    """Of a tool's item, what its events told before it was done. An address may be found by the tool."""
+    """Returns the fields of a tool's item that its events sent before its end. The tool may add a URL."""
     late = {"status", "outputs", "output", "error", "tools", "results"}
     known = {key: value for key, value in item.items() if key not in late}
     if "action" in known:
@@ -161,7 +161,7 @@ def _known_early(item: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
 
 
 def _at_first(final: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
-    """The finished item, but for what no delta brings."""
+    """Returns the finished item without the fields that no delta sends."""
     late = ("status", "encrypted_content")
     return {key: value for key, value in final.items() if key not in late} | {
         key: item[key] for key in late if key in item
@@ -227,7 +227,7 @@ def _apply_command(kind: str, event: dict[str, Any], commands: list[str]) -> Non
 
 
 def without_ids(value: Any) -> Any:
-    """A body with what differs between two runs taken out."""
+    """Returns a body without the values that differ between two runs."""
     volatile = {"id", "call_id", "created_at", "completed_at"}
     if isinstance(value, dict):
         return {key: without_ids(entry) for key, entry in value.items() if key not in volatile}

@@ -1,4 +1,4 @@
-"""What the runtime tests share: engines over random checkpoints, ways to run requests, a one-row batch."""
+"""Helpers of the runtime tests: engines with random checkpoints, ways to run requests, sampling batches."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ def make_engine(folder: Path, drafter: PlanningDrafter | None = None, **options:
         "max_num_seqs": 8,
         "num_gpu_blocks_override": 1024,
         "block_size": 16,
-        "num_threads": 1,  # test processes share the cores: threads of each would wait for one another
+        "num_threads": 1,  # test processes share the cores, so more threads would wait for each other
     }
     core, _ = build_engine(EngineConfig(model=str(folder), **{**settings, **options}))
     return core if drafter is None else with_drafter(core, drafter)
 
 
 def with_drafter(core: EngineCore, drafter: PlanningDrafter | None, **limits: Any) -> EngineCore:
-    """Another engine on the same device. ``limits``: those that differ."""
+    """Returns another engine on the same device. ``limits``: changed limits."""
     grammars = core._pending_grammars._service
     return EngineCore(replace(core.limits, **limits), core._executor, grammars=grammars, drafter=drafter)
 
 
 @dataclass
 class Answer:
-    """Everything that the chunks of one choice said."""
+    """The accumulated chunks of one choice."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -94,7 +94,7 @@ def request(name: str, prompt: Sequence[int], **sampling: Any) -> GenerateReques
 
 
 def run(core: EngineCore, requests: Iterable[GenerateRequest]) -> dict[str, list[Answer]]:
-    """All together, to the end: request id -> one Answer a choice. Integrity is checked after each step."""
+    """Runs all requests together: request id -> an Answer per choice. Checks integrity after each step."""
     answers: dict[str, list[Answer]] = {}
     for each in requests:
         answers[each.request_id] = [Answer() for _ in range(each.sampling.n)]
@@ -137,7 +137,7 @@ def tokens_of(answers: dict[str, list[Answer]]) -> dict[str, list[list[int]]]:
 
 
 def each_alone(core: EngineCore, requests: Iterable[GenerateRequest]) -> dict[str, list[list[int]]]:
-    """What each gives when nothing else runs."""
+    """Returns the tokens of each request when nothing else runs."""
     found: dict[str, list[list[int]]] = {}
     for each in requests:
         found |= tokens_of(run(core, [each]))
@@ -145,8 +145,8 @@ def each_alone(core: EngineCore, requests: Iterable[GenerateRequest]) -> dict[st
 
 
 def check_preempted(roomy: EngineCore, crowded: EngineCore) -> None:
-    """Short prompts are all let in, and their outputs outgrow the pool of 24 blocks; penalties are counted
-    anew."""
+    """All short prompts are admitted, and their outputs outgrow the pool of 24 blocks; penalties are counted
+    again after preemption."""
     requests = [
         request(f"r{i}", random_prompt(10 + i, seed=i), **{**sampling, "max_tokens": 50})
         for i, sampling in enumerate(SAMPLINGS)
@@ -161,7 +161,7 @@ def random_prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def sampling_batch(rows: RowSamplingState, chosen: Sequence[int], positions: Sequence[int]) -> SamplingBatch:
-    """A batch of the given rows, without block tables or a model."""
+    """Returns a batch of the given rows, without block tables or a model."""
     numbers, places = np.array(chosen, np.int32), np.array(positions, np.int64)
     temperature, top_k, top_p, min_p = torch.from_numpy(rows.floats(numbers))
     return SamplingBatch(

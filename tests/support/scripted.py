@@ -1,4 +1,4 @@
-"""Scripted harmony turns: clients that play them, turns run alone, and readers of Chat's answers."""
+"""Scripted harmony turns: clients that play them, functions that run a turn, and readers of Chat answers."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def call(name: str, arguments: str, channel: str = "commentary") -> str:
 
 
 def ids(text: str) -> list[int]:
-    """Raw harmony to token ids."""
+    """Returns the token ids of harmony text."""
     return VOCAB.encode_with_special(text)
 
 
 def playing(*texts: str, **options: Any) -> ScriptedClient:
-    """Choice ``i`` of any request plays ``texts[i]`` (the last one for those beyond)."""
+    """Returns a client: choice ``i`` of any request plays ``texts[i]``, further choices the last one."""
 
     def source(request: GenerateRequest, index: int) -> Script:
         return Script(ids(texts[min(index, len(texts) - 1)]), **options)
@@ -50,7 +50,7 @@ def playing(*texts: str, **options: Any) -> ScriptedClient:
 def scripted(
     tokens: Sequence[int] = (200005, 17196, 200008, 13225, 200002), **options: Any
 ) -> ScriptedClient:
-    """Every request plays these tokens."""
+    """Returns a client on which every request plays these tokens."""
     return ScriptedClient(lambda request, index: Script(tokens, **options))
 
 
@@ -66,7 +66,7 @@ def in_rounds(*texts: str, **options: Any) -> ScriptedClient:
 
 
 class ChangingClient(ScriptedClient):
-    """Its chunks pass through ``change(request, chunk)`` before they are read: what scripts cannot say."""
+    """Passes chunks through ``change(request, chunk)``, for output that scripts cannot express."""
 
     change: Callable[[GenerateRequest, TokenChunk], None]
 
@@ -100,7 +100,7 @@ def changing(
 
 
 def scoring(text: str, **options: Any) -> ChangingClient:
-    """Plays ``text``; every prompt token but the first has logprob -1.0, rank 2, behind token 7."""
+    """Plays ``text``; every prompt token but the first has logprob -1.0 and rank 2, after token 7."""
 
     def change(request: GenerateRequest, chunk: TokenChunk) -> None:
         if chunk.token_ids and chunk.token_ids[0] == ids(text)[0] and chunk.prompt_logprobs is None:
@@ -113,7 +113,7 @@ def scoring(text: str, **options: Any) -> ChangingClient:
 async def turn(
     client: ScriptedClient, *, n: int = 1, prompt: Sequence[int] = (1, 2, 3), **options: Any
 ) -> list[Fold]:
-    """Run a turn; the folds of its choices."""
+    """Runs a turn. Returns the accumulated choices."""
     folds = [Fold() for _ in range(n)]
     async for index, events in batches(client, n=n, prompt=prompt, **options):
         folds[index].add(events)
@@ -147,7 +147,7 @@ async def batches(
 
 
 def events_of(response: httpx2.Response) -> list[Any]:
-    """The JSON of each server-sent event; asserts the framing and the final ``[DONE]``."""
+    """Returns the JSON of each server-sent event; asserts the framing and the final ``[DONE]``."""
     assert response.status_code == 200, response.text
     lines = response.text.split("\n\n")
     assert lines[-1] == ""
@@ -156,7 +156,7 @@ def events_of(response: httpx2.Response) -> list[Any]:
 
 
 def fold_chat(chunks: Sequence[Any]) -> dict[int, dict[str, Any]]:
-    """Choices, accumulated from chunks the way that clients do it."""
+    """Returns the choices, accumulated from chunks as clients do it."""
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for choice in chunk["choices"]:
@@ -186,7 +186,7 @@ def _fold_delta(state: dict[str, Any], choice: dict[str, Any]) -> None:
 
 
 def of_body(choice: dict[str, Any]) -> dict[str, Any]:
-    """A body's choice in the form of ``fold_chat``, ids of calls apart."""
+    """Returns a body's choice in the form of ``fold_chat``, except ids of calls."""
     message = choice["message"]
     calls = message.get("tool_calls") or []
     return {

@@ -1,4 +1,4 @@
-"""Tools whose every word a test wrote, for what real tools do not do on command: fail, hang, say nothing."""
+"""Scripted tools, for behaviour that real tools do not show on demand: fail, hang, return nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Runner = Callable[[ToolCall], AsyncGenerator[Progress | ToolResult, None]]
 
 
 def result(call: ToolCall, content: str = "", failed: bool = False) -> ToolResult:
-    """What a tool of that name answers."""
+    """Returns the result of a tool with the name in ``call``."""
     name = call.recipient.rpartition(".")[2]
     if call.recipient.startswith("browser"):
         actions = {"search": SearchAction("q", (PAGE,)), "find": FindAction("p", PAGE.url)}
@@ -59,7 +59,7 @@ def result(call: ToolCall, content: str = "", failed: bool = False) -> ToolResul
 
 
 async def plain(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
-    """Search finds one page, python says 42 in two pieces, an MCP tool echoes."""
+    """Search finds one page, python prints 42 in two pieces, an MCP tool echoes its input."""
     if call.recipient.startswith("browser"):
         yield SearchStarted("q")
         yield result(call, "[0] q (web-search://ts=0)\n**viewing lines [0 - 0] of 0**\n\nL0: A")
@@ -154,7 +154,7 @@ class ScriptedService:
     run: Runner = plain
     available: Mapping[str, str] = field(default_factory=lambda: {"browser": "x", "python": "x", "mcp": "x"})
     missing: Mapping[str, str] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)  # MCP servers that do not answer
+    broken: dict[str, str] = field(default_factory=dict)  # unreachable MCP servers: label -> message
     boxes: list[ScriptedBox] = field(default_factory=list)
     opened: list[tuple[str, Any]] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""The self-check's parts on small checkpoints: a machine, faulty ops, and what a faulty engine gives."""
+"""The self-check on small checkpoints: a machine, faulty ops, and the output of a faulty engine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def machine_of(folder: Path, ops: Ops = REFERENCE_OPS, **fields: Any) -> Machine
 
 
 def _sink_left_out(patch: pytest.MonkeyPatch) -> Ops:
-    """In one layer: the second whose attention is computed."""
+    """Leaves the sinks out in one layer, the second whose attention is computed."""
     seen: list[float] = []
 
     def attention(q: Any, kv: Any, sinks: torch.Tensor, plan: Any, group: int) -> torch.Tensor:
@@ -81,7 +81,7 @@ def _no_concentration(patch: pytest.MonkeyPatch) -> Ops:
 
 
 def _expert_scale(patch: pytest.MonkeyPatch) -> Ops:
-    """One expert of each layer."""
+    """Changes the scales of one expert of each layer."""
 
     def pack(tensors: ExpertTensors) -> Any:
         assert tensors.down_scales is not None
@@ -93,7 +93,7 @@ def _expert_scale(patch: pytest.MonkeyPatch) -> Ops:
 
 
 def _half_swapped(patch: pytest.MonkeyPatch) -> Ops:
-    """One rank's columns of the output projection, of two."""
+    """Swaps the halves of one rank's columns of the output projection, of two ranks."""
 
     def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
         if weight.shape[0] < weight.shape[1]:  # [hidden, heads]
@@ -107,7 +107,7 @@ def _half_swapped(patch: pytest.MonkeyPatch) -> Ops:
 
 
 def _stale_page(patch: pytest.MonkeyPatch) -> Ops:
-    """Block 2 of each table is still block 1."""
+    """Block 2 of each block table still has the id of block 1."""
 
     def plan(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> Any:
         tables = []
@@ -135,7 +135,7 @@ CODE_FAULTS: dict[str, Patch] = {
 
 @contextmanager
 def engine_with(folder: Path, ops: Ops, **options: Any) -> Iterator[EngineCore]:
-    """An engine that computes with ``ops``."""
+    """Yields an engine that computes with ``ops``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_rank, "select_ops", lambda *_, **__: ops)
         core = make_engine(folder, **options)
@@ -146,7 +146,7 @@ def engine_with(folder: Path, ops: Ops, **options: Any) -> Iterator[EngineCore]:
 
 
 def record(core: EngineCore, lengths: tuple[int, ...] = (12, 20, 28, 60, 200)) -> Recording:
-    """What the check "record" gets from a server, from an engine in this process."""
+    """Returns the recording that the check "record" gets from a server, made by an engine in this process."""
     generator = np.random.default_rng(0)
     prompts = {
         str(number): generator.integers(0, core.limits.vocab_size, n).tolist()
@@ -179,7 +179,7 @@ def draws(core: EngineCore) -> list[Draw]:
 
 
 def _run(core: EngineCore, asked: dict[str, tuple[list[int], SamplingSpec]]) -> dict[str, list[Position]]:
-    """The positions that have log-probabilities."""
+    """Returns the positions that have log-probabilities."""
     records: dict[str, list[Any]] = {name: [] for name in asked}
     for name, (tokens, sampling) in asked.items():
         core.add_request(GenerateRequest(request_id=name, prompt_token_ids=tokens, sampling=sampling))
@@ -193,7 +193,7 @@ def _run(core: EngineCore, asked: dict[str, tuple[list[int], SamplingSpec]]) -> 
         found[name] = []
         for index, each in enumerate(records[name], begin):
             if each is not None:
-                named = {each.token_id: each.logprob}  # its own comes first
+                named = {each.token_id: each.logprob}  # the token itself comes first
                 named |= dict(zip(each.top_ids, each.top_logprobs, strict=True))
                 found[name].append(Position(index, list(named), list(named.values())))
     return found

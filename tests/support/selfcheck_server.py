@@ -1,4 +1,4 @@
-"""A server of the self-check that is a function, and the outcome of one check against it."""
+"""A function in place of the self-check's server, and the outcome of one check against it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real ``chorale serve`` as a person runs it, and the OpenAI SDK."""
+"""A real ``chorale serve`` process, and the OpenAI SDK."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Served:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self) -> openai.OpenAI:
-        """An SDK client; its connections are closed with the server."""
+        """Returns an SDK client; its connections are closed with the server."""
         client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
         self.clients.append(client)
         return client
 
     def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
-        """(status, JSON); with a body by POST. Raises ``OSError`` if it does not listen."""
+        """Returns (status, JSON); uses POST if there is a body. Raises ``OSError`` if nothing listens."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
         try:
@@ -55,7 +55,7 @@ class Served:
         return self.ask("/health")[0]
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
+        """Returns the sum of a metric over its labels."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE) as response:
             lines = response.read().decode().splitlines()
         return sum(
@@ -66,7 +66,7 @@ class Served:
         return sorted(children(self.process.pid, "serve.engine.process"))
 
     def cpu_seconds(self) -> float:
-        """CPU time of the server's and the engines' processes."""
+        """Returns the CPU time of the server's and the engines' processes."""
         return sum(cpu_seconds(pid) for pid in (self.process.pid, *self.engine_pids()))
 
     def wait_until(self, what: str, condition: object, seconds: float = PATIENCE) -> float:
@@ -80,14 +80,14 @@ class Served:
 
 
 def at_once(*asks: Callable[[], Any]) -> list[Any]:
-    """What each returns. A step of the demo with several rows takes hardly longer than one with one."""
+    """Calls all concurrently and returns their results. Demo steps with several rows take hardly longer."""
     with ThreadPoolExecutor(len(asks)) as pool:
         return [found.result() for found in [pool.submit(ask) for ask in asks]]
 
 
 @contextlib.contextmanager
 def serving(model: str | Path, folder: Path, *options: str) -> Iterator[Served]:
-    """``chorale serve MODEL ...`` until healthy; SIGTERM, then SIGKILL, at the end."""
+    """Runs ``chorale serve MODEL ...`` and yields it once healthy; then sends SIGTERM, or else SIGKILL."""
     port, log = free_port(), folder / f"serve-{time.monotonic_ns()}.log"
     environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "chorale", "serve", str(model), "--port", str(port), *options]

@@ -1,4 +1,4 @@
-"""The whole app over a scripted client or an engine: its state, requests to it, and its end.
+"""The whole app over a scripted client or an engine: its state, requests to it, and its shutdown.
 
 ``served`` starts it: in process, or listening on a port, whose number is ``Server.port``. ``with_server``
 runs a test against it, ``in_thread`` serves clients that are not asyncio's.
@@ -51,7 +51,7 @@ STRICT_RESPONSE: TypeAdapter[Any] = TypeAdapter(Response)
 
 @dataclass
 class Listening:
-    """An app that answers on a port."""
+    """An app that listens on a port."""
 
     port: int
     stop: Stop
@@ -62,13 +62,13 @@ class Listening:
 class Server:
     http: httpx2.AsyncClient
     sdk: openai.AsyncOpenAI
-    client: Any  # as given: ScriptedClient, or an engine's
+    client: Any  # the given client: a ScriptedClient, or that of an engine
     state: ServerState
     app: HttpMiddleware
-    strict: bool = False  # every response that ``post`` reads has the SDK's type
+    strict: bool = False  # ``post`` checks every response against the SDK's type
     listening: Listening | None = None
     batches: BatchService | None = None
-    runner: BatchRunner | None = None  # of a server that does not listen
+    runner: BatchRunner | None = None  # only of a server that does not listen
 
     @property
     def port(self) -> int:
@@ -87,7 +87,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """For clients of OpenAI's API."""
+        """The base URL for clients of OpenAI's API."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     @property
@@ -99,16 +99,16 @@ class Server:
         return self.state.tools
 
     def prompt_ids(self, index: int = -1) -> list[int]:
-        """A prompt that reached the engine."""
+        """Returns the tokens of a prompt that reached the engine."""
         ids: list[int] = self.client.requests[index].prompt_token_ids
         return ids
 
     def prompt(self, index: int = -1) -> str:
-        """The same as text, special tokens by name."""
+        """Returns the prompt as text, special tokens by name."""
         return VOCAB.decode(self.prompt_ids(index))
 
     def prompts(self) -> list[str]:
-        """The prompts of all rounds."""
+        """Returns the prompts of all rounds as text."""
         return [VOCAB.decode(each.prompt_token_ids) for each in self.client.requests]
 
     async def post(self, path: str = "/v1/responses", **body: Any) -> Any:
@@ -151,7 +151,7 @@ async def make_state(
     tracer: Tracer | None = None,
     **config: Any,
 ) -> AsyncIterator[ServerState]:
-    """A state of these fields of ``ServerConfig`` (or ``settings``); its store is closed at the end."""
+    """Yields a state with these fields of ``ServerConfig`` (or ``settings``); closes its store at the end."""
     settings = settings or ServerConfig(**{"port": 0, "response_store": ":memory:", **config})
     client = client or ScriptedClient(lambda request, index: Script((200005, 17196, 200008, 13225, 200002)))
     kept = store if store is not None else open_store(settings)
@@ -166,7 +166,7 @@ async def make_state(
 
 @contextlib.asynccontextmanager
 async def real_tools(tools: ToolConfig) -> AsyncIterator[ToolService]:
-    """The tools as ``chorale serve`` starts them; no key of a search service is seen."""
+    """Yields the tools as ``chorale serve`` starts them, without keys of search services."""
     service = await start_tools(tools, {}, lambda text: len(VOCAB.encode(text)))
     try:
         yield service
@@ -175,7 +175,7 @@ async def real_tools(tools: ToolConfig) -> AsyncIterator[ToolService]:
 
 
 def probe_app(state: ServerState, handlers: Handlers) -> HttpMiddleware:
-    """The shell around handlers of the test's own, each POST and GET."""
+    """Returns the HTTP middleware around handlers of a test, each for POST and GET."""
     routes = [Route(path, handler, methods=["GET", "POST"]) for path, handler in handlers.items()]
     return HttpMiddleware(
         Router(authenticate_routes(routes, ()), redirect_slashes=False, default=unknown_path), state, False
@@ -186,7 +186,7 @@ def probe_app(state: ServerState, handlers: Handlers) -> HttpMiddleware:
 async def listening(
     app: HttpMiddleware, batches: BatchService | None = None, *, drain_grace: float = 0.0
 ) -> AsyncIterator[Listening]:
-    """The app on a port of its own, or on the socket that its configuration names."""
+    """Yields the app on a free port, or on the socket in its configuration."""
     config = app.state.config
     sockets = bind_sockets(config)
     port = 0 if config.uds else sockets[0].getsockname()[1]
@@ -208,7 +208,7 @@ async def listening(
 
 @contextlib.asynccontextmanager
 async def _in_process(app: HttpMiddleware, batches: BatchService | None) -> AsyncIterator[BatchRunner | None]:
-    """The services that tests need: the batches run, and background responses end."""
+    """Runs the services that tests need: batches, and the end of background responses."""
     state = app.state
     runner = None if batches is None else make_runner(state, batches)
     watching = None if runner is None else asyncio.create_task(runner.run())
@@ -235,8 +235,8 @@ async def served(
     tools: ToolConfig | None = None,
     **options: Any,
 ) -> AsyncIterator[Server]:
-    """The whole app, or its shell around ``handlers``. ``keys`` are hashes; ``tools`` are started
-    as ``chorale serve`` does it; ``options`` are those of ``make_state``."""
+    """Yields the whole app, or its middleware around ``handlers``. ``keys``: hashes; ``tools``: started as by
+    ``chorale serve``; ``options``: those of ``make_state``."""
     async with contextlib.AsyncExitStack() as stack:
         if tools is not None:
             service = await stack.enter_async_context(real_tools(tools))
@@ -270,7 +270,7 @@ def with_server(
     runner: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run,
     **options: Any,
 ) -> Any:
-    """Run ``main`` against a server; a test that hangs fails in ``seconds``."""
+    """Run ``main`` against a server; a test that hangs fails after ``seconds``."""
 
     async def body() -> Any:
         async with served(client, **options) as server:
@@ -280,7 +280,7 @@ def with_server(
 
 
 def run(main: Callable[[], Awaitable[Any]]) -> Any:
-    """Run a test's coroutine function; a test that hangs fails."""
+    """Run a test's coroutine function with a time limit."""
 
     async def limited() -> Any:
         return await asyncio.wait_for(main(), PATIENCE)
@@ -290,7 +290,7 @@ def run(main: Callable[[], Awaitable[Any]]) -> Any:
 
 @contextlib.contextmanager
 def in_thread(client: Any, **options: Any) -> Iterator[Server]:
-    """``served`` on a port, in a thread with a loop of its own."""
+    """``served`` on a port, in a thread with its own event loop."""
     servers: list[Server] = []
     ready, stop = threading.Event(), threading.Event()
 

@@ -9,7 +9,7 @@ import httpx2
 
 
 def frames(response: httpx2.Response) -> list[Any]:
-    """The JSON of each event; comments and ``[DONE]`` are left out."""
+    """Returns the JSON of each event, without comments and ``[DONE]``."""
     found = []
     for frame in response.text.split("\n\n"):
         data = "\n".join(line[6:] for line in frame.split("\n") if line.startswith("data: "))
@@ -19,11 +19,11 @@ def frames(response: httpx2.Response) -> list[Any]:
 
 
 def parse_sse(content: bytes, first: int = 0) -> list[dict[str, Any]]:
-    """The events of Responses: each has an ``event:`` line equal to its type, and the next number."""
+    """Returns the events of Responses; asserts their ``event:`` lines and sequence numbers."""
     if first and not content:
         return []
     assert content.endswith(b"\n\n")
-    content = content.removesuffix(b"data: [DONE]\n\n")  # of the open-responses dialect
+    content = content.removesuffix(b"data: [DONE]\n\n")  # sent in the open-responses dialect
     assert b"[DONE]" not in content
     events = []
     for frame in content[:-2].split(b"\n\n"):

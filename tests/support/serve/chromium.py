@@ -1,4 +1,4 @@
-"""Headless Chromium over its DevTools pipe: no driver, no port, nothing but the browser itself."""
+"""Headless Chromium over its DevTools pipe, without a driver or a port."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Page:
         def connect() -> None:
             os.dup2(ours[0], 3)
             os.dup2(theirs[1], 4)
-            os.set_inheritable(3, True)  # where it was 3 already, dup2 has changed nothing
+            os.set_inheritable(3, True)  # dup2 does nothing if it was 3 already
 
         self._process = subprocess.Popen(
             [PATH, *_OPTIONS, f"--user-data-dir={folder}"],
@@ -90,13 +90,13 @@ class Page:
         self.call("Page.navigate", url=url)
 
     def value(self, expression: str) -> Any:
-        """JavaScript's value, awaited. (DevTools evaluates whatever the page's policy forbids the page.)"""
+        """Returns the awaited value of JavaScript. The page's content policy does not apply to DevTools."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
     def until(self, expression: str, seconds: float = 15.0) -> Any:
-        """Poll until it is true."""
+        """Poll until the expression is true."""
         deadline = time.monotonic() + seconds
         while not (found := self.value(f"!!({expression})")):
             assert time.monotonic() < deadline, (

@@ -1,7 +1,7 @@
 """The engine process as the product runs it, around the real scheduler and a fake device.
 
-Run as a script by the tests, in place of ``python -m chorale.serve.engine.process``. How it should behave is
-written by the test into ``EngineConfig.model``, as ``Behaviour.encode`` does.
+Tests run it as a script in place of ``python -m chorale.serve.engine.process``, and pass its behaviour in
+``EngineConfig.model`` (``Behaviour.encode``).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float = 0.0
     load_seconds: float = 0.0
     fail_at_step: int | None = None
-    ecc_at_step: int | None = None  # that step fails as with a memory error of a GPU
-    hold: str | None = None  # the first step keeps the interpreter's lock: "asleep", "spinning" or "busy"
+    ecc_at_step: int | None = None  # the step that fails with an uncorrectable memory error of a GPU
+    hold: str | None = None  # the first step keeps the interpreter lock: "asleep", "spinning" or "busy"
     device: str = "cpu"
-    missing_once_ready: bool = False  # a restart finds no device: it was lost
-    refuse: str | None = None  # a ConfigError with this message
-    crash: str | None = None  # any other error while loading
+    missing_once_ready: bool = False  # a restart finds no device
+    refuse: str | None = None  # message of a ConfigError while loading
+    crash: str | None = None  # message of any other error while loading
     faulty: str | None = None  # name of the replica that refuses or crashes; None: every engine
     max_num_seqs: int = 256
     num_blocks: int = LIMITS.num_blocks
@@ -78,7 +78,7 @@ def keep_lock(manner: str) -> None:
 
 
 class EccStep:
-    """A step whose result fails as CUDA's does."""
+    """A step whose result fails with an error of CUDA."""
 
     def result(self) -> StepResult:
         error = explain(RuntimeError(ECC), "step 2 failed", PLACE)

@@ -1,4 +1,4 @@
-"""Engines behind TCP (fake device, everything else real), and the fleet client of them all."""
+"""Engines behind TCP (fake device, everything else real), and one fleet client for all of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.support.serve.harness import FAKE_ENGINE, until
 
 
 class LocalAssigner:
-    """Assigns what the fleet ranks first; counts the requests that each member has."""
+    """Assigns a request to the member that the fleet ranks first; counts the requests of each member."""
 
     def __init__(self, fleet: FleetClient) -> None:
         self.fleet = fleet
         self.names: list[str] = []
-        self.given: list[tuple[str, str]] = []  # request, member
+        self.given: list[tuple[str, str]] = []  # (request, member)
         self.running: dict[str, str] = {}
-        self.holds = False  # nothing is assigned meanwhile
+        self.holds = False  # True: nothing is assigned
 
     async def assign(self, ticket: Ticket) -> str:
         while self.holds or not (ranked := self.fleet.rank(ticket, self.names)):

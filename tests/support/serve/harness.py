@@ -1,4 +1,4 @@
-"""A running engine process (fake device, everything else real) and a client, for the tests of both rooms."""
+"""A running engine process (fake device, everything else real) and a client."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def request(
 
 
 def expected(asked: GenerateRequest, index: int = 0) -> list[int]:
-    """The tokens that the fake model gives to this request alone."""
+    """Returns the tokens that the fake model gives this request alone."""
     assert asked.sampling.seed is not None
     seed = choice_seed(asked.sampling.seed, index)
     return MODEL.generate(asked.prompt_token_ids, asked.sampling, seed, LIMITS.max_model_len)[0]
 
 
 async def collect(stream: AsyncIterator[list[TokenChunk]]) -> dict[int, tuple[list[int], str | None]]:
-    """Per choice: its tokens, and why it ended."""
+    """Returns for each choice its tokens and its finish reason."""
     found: dict[int, tuple[list[int], str | None]] = {}
     async for chunks in stream:
         for chunk in chunks:
@@ -72,7 +72,7 @@ class Rig:
     told: list[tuple[EngineStatus, EngineInfo | None]] = field(default_factory=list)
 
     async def ready(self) -> None:
-        """Wait until both the client and the monitor have heard that the engine is ready."""
+        """Wait until both the client and the monitor know that the engine is ready."""
         await until(lambda: self.client.status.state == "ready", "the client hears that the engine is ready")
         await until(lambda: self.told and self.told[-1][0].state == "ready", "the monitor hears it too")
 
@@ -82,7 +82,7 @@ class Rig:
         return self.monitor.pid
 
     async def engine_is_empty(self) -> float:
-        """Wait until the engine has nothing to run; seconds."""
+        """Wait until the engine has no request. Returns the seconds it took."""
         return await until(
             lambda: self.client.stats.num_running == 0 and self.client.stats.num_waiting == 0,
             "no request left in the engine",
@@ -99,7 +99,7 @@ async def rig(
     max_queued_requests: int | None = None,
     wait: bool = True,
 ) -> AsyncIterator[Rig]:
-    """Start an engine process under a monitor, connect a client, and end both."""
+    """Start an engine process under a monitor and connect a client; end both after the block."""
     folder = make_directory()
     directory = folder.path
     told: list[tuple[EngineStatus, EngineInfo | None]] = []

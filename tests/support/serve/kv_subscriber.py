@@ -1,7 +1,7 @@
-"""A subscriber to KV events, written from docs/kv-events.md alone: zmq and msgpack, nothing of Chorale.
+"""A subscriber to KV events, written from docs/kv-events.md with zmq and msgpack, without Chorale's code.
 
-It keeps the blocks that an engine has, by group and medium, and notices lost batches and restarts by the
-numbers of the batches.
+It tracks the blocks of an engine by group and medium, and detects lost batches and restarts by the numbers of
+the batches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ END, SNAPSHOT = 2**64 - 1, 2**64 - 2
 
 
 def fields(event: Any) -> dict[str, Any]:
-    """The fields of an event by name, in either encoding."""
+    """Returns the fields of an event by name, from either encoding."""
     if isinstance(event, dict):
         return event
     names = {"BlockStored": STORED, "BlockRemoved": REMOVED, "AllBlocksCleared": ("type",)}[event[0]]
@@ -30,7 +30,7 @@ def fields(event: Any) -> dict[str, Any]:
 
 
 class Subscriber:
-    """``blocks``: the hashes by (group, medium); ``tokens``: (parent, tokens, salt) of each block."""
+    """``blocks``: the hashes by (group, medium); ``tokens``: hash -> (parent, tokens, salt)."""
 
     def __init__(self, endpoint: str, replay: str | None = None, *, topic: str = "", hwm: int = 0) -> None:
         self._context = zmq.Context()
@@ -42,7 +42,7 @@ class Subscriber:
         self._events.connect(endpoint)
         self._replay_from = replay
         self.expected = 0  # number of the next batch
-        self._last = 0  # number of the last batch that was published, not replayed
+        self._last = 0  # number of the last published (not replayed) batch
         self.num_events = self.num_gaps = self.num_replayed = self.num_restarts = self.num_lost = 0
         self.num_bytes = self.num_clears = 0
         self.ranks: set[int] = set()
@@ -55,7 +55,7 @@ class Subscriber:
         self._context.term()
 
     def read(self, seconds: float) -> int:
-        """Read what has arrived, and until nothing arrives for so long. Returns how many batches came."""
+        """Read until nothing has arrived for ``seconds``. Returns the number of batches."""
         count = 0
         while self._events.poll(round(seconds * 1000)):
             topic, number, payload = self._events.recv_multipart()
@@ -81,13 +81,13 @@ class Subscriber:
         self._apply(payload)
 
     def resync(self) -> None:
-        """Ask for all blocks that the engine has."""
+        """Request all blocks of the engine."""
         for number, payload in self._asked(SNAPSHOT):
             self.expected = number + 1
             self._apply(payload)
 
     def replay(self) -> None:
-        """Ask for the batches from the expected one on."""
+        """Request the batches from the expected one on."""
         if self._replay_from is None:
             return
         for number, payload in self._asked(self.expected):

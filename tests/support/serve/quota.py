@@ -1,4 +1,4 @@
-"""CPU quotas by control groups, for processes that are to get little of a processor."""
+"""CPU quotas by control groups, for processes that should get only part of a core."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def has_quotas() -> bool:
 
 @contextlib.contextmanager
 def cpu_quota(percent: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function that puts a process, with its later children, into a group: ``percent`` of a core."""
+    """Yields a function that limits a process and its later children to ``percent`` of a core."""
     is_first = (FIRST / "cpu.cfs_quota_us").exists()
     group = (FIRST if is_first else SECOND) / f"chorale-{uuid.uuid4().hex[:8]}"
     group.mkdir()
@@ -35,7 +35,7 @@ def cpu_quota(percent: int) -> Iterator[Callable[[int], None]]:
             (group / "cpu.max").write_text(f"{percent * PERIOD // 100} {PERIOD}")
         yield lambda pid: _enter(group, pid)
     finally:
-        for _ in range(100):  # until its last process is gone
+        for _ in range(100):  # fails until its last process has ended
             with contextlib.suppress(OSError):
                 group.rmdir()
                 break

@@ -1,7 +1,7 @@
-"""A Ray cluster of several nodes in processes, which does not outlive the program that uses it.
+"""A Ray cluster whose nodes are local processes, and which does not outlive the program that uses it.
 
-Ray's daemons do not end with their parent. What ends them, if this program is killed, is the reaper that also
-watches test runs: they have its folder in their environment.
+Ray's daemons do not end with their parent. If this program is killed, the reaper that also watches test runs
+kills them: they have its folder in their environment.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from chorale.machine.folders import Folder
 from tests.support import REAPER, ROOT
 
 MOST_PATH = 107 - len("/ray/session_2026-11-24_14-16-23_123456_1234567/sockets/plasma_store.1")
-OBJECTS = 100 * 2**20  # bytes of each node's object store: nothing is in it
+OBJECTS = 100 * 2**20  # bytes of each node's object store, which stays empty
 
 
 @contextlib.contextmanager
 def reaped() -> Iterator[Path]:
-    """A folder for temporary files; whatever has it in its environment ends with this process."""
+    """Yields a folder for temporary files; processes that have it in their environment end with this one."""
     own = os.environ.get("TMPDIR")
-    # The run has its own, unless the paths of Ray's sockets in it would be too long.
+    # A test run has its own folder, unless the paths of Ray's sockets in it would be too long.
     if "CHORALE_TEST_RUN" in os.environ and len(tempfile.gettempdir()) <= MOST_PATH:
         yield Path(tempfile.gettempdir())
         return
@@ -45,7 +45,7 @@ def reaped() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def ray_cluster(nodes: int = 3, cpus: int = 4, log: bool = False, **resources: Any) -> Iterator[Any]:
-    """The running cluster, to which this process is connected."""
+    """Yields the running cluster, to which this process is connected."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
     # Workers import the tests and chorale from here.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

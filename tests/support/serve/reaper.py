@@ -1,8 +1,8 @@
-"""Ends what a test run has started, and removes its folder, once the run has ended: also by SIGKILL.
+"""Kills the processes of a test run and removes its folder once the run has ended, also by SIGKILL.
 
-``python -I reaper.py RUN FOLDER``, started by ``conftest.py``. RUN is the process that runs the tests, or
-hands them to workers. Each process of it has FOLDER in its environment (TMPDIR), arguments or working folder;
-those of Ray have logs open in it.
+``python -I reaper.py RUN FOLDER``, started by ``conftest.py``. RUN is the pid of the process that runs the
+tests or distributes them to workers. Its processes have FOLDER in their environment (TMPDIR), arguments or
+working folder; those of Ray have logs open in it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import sys
 import time
 from pathlib import Path
 
-GRACE = 2.0  # seconds in which processes of a run that ended in order may end by themselves
-MOST = 15.0  # seconds of killing
+GRACE = 2.0  # seconds that processes have to end by themselves after a regular end of the run
+MOST = 15.0  # longest time for killing, in seconds
 PROC = Path("/proc")
 
 
 def wait_for_end(run: int) -> None:
-    """Until the run closes our standard input, or has died while a child of its holds that open."""
+    """Waits until the run closes this process's stdin, or has died while a child still has the pipe open."""
     while os.getppid() == run and not select.select([0], [], [], 0.5)[0]:
         pass
 
 
 def started(folder: str, run: int) -> dict[int, str]:
-    """Live processes of the run with their command lines; empty where there is no /proc."""
+    """Returns the running processes of the run with their command lines; empty without /proc."""
     wanted, found = folder.encode(), {}
     for entry in PROC.glob("[0-9]*"):
         pid = int(entry.name)
@@ -38,7 +38,7 @@ def started(folder: str, run: int) -> dict[int, str]:
             places = [command, (entry / "environ").read_bytes(), os.fsencode((entry / "cwd").readlink())]
             if command.startswith(b"ray::"):  # Ray's daemons write their name over arguments and environment
                 places += [os.fsencode(os.readlink(each)) for each in (entry / "fd").iterdir()]
-        except OSError:  # has ended, or is somebody else's
+        except OSError:  # it has ended, or belongs to another user
             continue
         if any(wanted in place for place in places):
             found[pid] = command.replace(b"\0", b" ").decode("utf-8", "replace")
@@ -46,7 +46,7 @@ def started(folder: str, run: int) -> dict[int, str]:
 
 
 def reap(folder: str, run: int) -> dict[int, str]:
-    """Kill what is left until nothing is; returns what had to be killed."""
+    """Kills remaining processes until none is left. Returns the killed ones."""
     killed: dict[int, str] = {}
     deadline = time.monotonic() + MOST
     while time.monotonic() < deadline and (left := started(folder, run)):

@@ -1,4 +1,4 @@
-"""Several engine processes (fake device, everything else real), and the client of them all."""
+"""Several engine processes (fake device, everything else real), and one client for all of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ReplicaRig:
         os.kill(pid, signal.SIGKILL)
 
     async def ask(self, request: GenerateRequest) -> tuple[int, int, list[int]]:
-        """Which engine answered, how many prompt tokens it had cached, and its tokens."""
+        """Returns (engine that answered, number of cached prompt tokens, output tokens)."""
         stream = self.client.submit(request)
         chunks = [chunk async for part in stream for chunk in part]
         assert not [chunk.error for chunk in chunks if chunk.error]
@@ -60,7 +60,7 @@ class ReplicaRig:
 
 
 def members_of(client: FixedFleet) -> list[Member]:
-    """The engines, in the order of their index."""
+    """Returns the engines in the order of their index."""
     return list(client.members.by_name.values())
 
 
@@ -73,7 +73,7 @@ async def replica_rig(
     kv_events: KvEventsConfig | None = None,
     **client: Any,
 ) -> AsyncIterator[ReplicaRig]:
-    """``own_secrets``: each engine draws its own, as engines of other servers would."""
+    """``own_secrets``: each engine draws its own secret, as engines of different servers do."""
     folder = make_directory()
     config = dataclasses.replace((behaviour or Behaviour()).encode(), kv_events_config=kv_events)
     start = EngineStart(directory=str(folder.path), config=config, parent_pid=os.getpid())

@@ -1,4 +1,4 @@
-"""Folders for sockets, whose paths must be short: a TMPDIR may be long."""
+"""Folders for sockets, whose paths must be short, while TMPDIR may be long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script of ``test_npu_stand_in.py``: tokens and log-probabilities of the demo model, as JSON.
+"""A script of ``test_npu_stand_in.py``: prints tokens and log-probabilities of the demo model as JSON.
 
 python -m tests.support.stand_in.generate '{"device": "npu", "tensor_parallel_size": 2}'
 """
@@ -27,7 +27,7 @@ PARAMS = [
 
 def generate(**options: Any) -> dict[str, Any]:
     with LLM("demo", dtype="float32", max_model_len=256, max_num_seqs=8, **options) as llm:
-        found = [llm.generate(PROMPTS, PARAMS) for _ in range(2)][1]  # the second time from cached blocks
+        found = [llm.generate(PROMPTS, PARAMS) for _ in range(2)][1]  # the second run uses cached blocks
     outputs = [each.outputs[0] for each in found]
     scores = [
         [sorted(value.logprob for value in place.values()) for place in output.logprobs or []]
@@ -37,7 +37,7 @@ def generate(**options: Any) -> dict[str, Any]:
 
 
 def check_apart() -> None:
-    """A tensor of the device meets none of the host's."""
+    """Asserts that an operation on tensors of device and host fails."""
     with pytest.raises(RuntimeError, match="tensors are on npu and on cpu"):
         _ = torch.ones(2, device="npu") + torch.ones(2)
 

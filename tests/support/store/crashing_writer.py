@@ -1,4 +1,4 @@
-"""Run as a program: leaves a background response that is running in the store, and dies."""
+"""A program that leaves a running background response in the store, and dies."""
 
 from __future__ import annotations
 

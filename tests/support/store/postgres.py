@@ -1,4 +1,4 @@
-"""A PostgreSQL of the tests' own: a temporary folder, a unix socket, no TCP. Skips where there is none."""
+"""A PostgreSQL server for tests, in a temporary folder on a unix socket. Skips where it is not installed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _tool(name: str) -> str | None:
 
 
 def _user() -> str | None:
-    """PostgreSQL does not run as root: the account to be, or None for our own."""
+    """Returns the account to run PostgreSQL as, which must not be root, or None for the current user."""
     if os.getuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -37,7 +37,7 @@ def _user() -> str | None:
 
 
 def _end_with_parent() -> None:
-    """Linux: whatever ends the tests ends the server too."""
+    """Makes Linux end the server when the test process ends."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGQUIT)  # PR_SET_PDEATHSIG
 
@@ -62,11 +62,11 @@ def _parent(pid: str) -> int:
 
 @contextlib.contextmanager
 def hung(url: str) -> Iterator[None]:
-    """All processes of a database are stopped for a while. New connections are accepted by the kernel."""
+    """Suspends all processes of a database. The kernel still accepts new connections."""
     if not Path("/proc/self/stat").exists():
         pytest.skip("processes are found in /proc")
     first = int((Path(url.partition("host=")[2]) / "data" / "postmaster.pid").read_text().split()[0])
-    os.kill(first, signal.SIGSTOP)  # no further children
+    os.kill(first, signal.SIGSTOP)  # it starts no more children
     stopped = [first]
     try:
         for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -83,7 +83,7 @@ def hung(url: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def postgres() -> Iterator[str]:
-    """The URL of an empty database."""
+    """Yields the URL of an empty database."""
     pytest.importorskip("psycopg")
     initdb, program = _tool("initdb"), _tool("postgres")
     if initdb is None or program is None:

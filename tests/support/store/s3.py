@@ -20,7 +20,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGIO
 
 @contextlib.contextmanager
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of an empty bucket; its environment is set."""
+    """Yields the address of an empty bucket, with credentials in the environment."""
     if PROGRAM is None:
         pytest.skip("needs moto_server, on the PATH or named by CHORALE_TEST_MOTO_SERVER")
     address = f"http://127.0.0.1:{(port := free_port())}"

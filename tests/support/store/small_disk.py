@@ -1,4 +1,4 @@
-"""Run as a program inside a mount namespace: a server's store and files on small disks that are full.
+"""A program that runs in a mount namespace: a server's store and files on small, full disks.
 
 unshare -Urm python -m tests.support.store.small_disk FOLDER CASE...
 """
@@ -43,7 +43,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 async def full_from_the_start(folder: Path) -> None:
-    """No file yet, and no byte for one."""
+    """The disk is full before the store's file exists."""
     fill(folder)
     await check_not_storing(folder, "ballast")
 
@@ -58,7 +58,7 @@ def fill(folder: Path) -> None:
 
 
 async def full_after_a_crash(folder: Path) -> None:
-    """A file with a response of a dead process in it, then the disk fills up."""
+    """A dead process left a response in the store, then the disk fills up."""
     subprocess.run(
         [sys.executable, "-m", "tests.support.store.crashing_writer", folder / "r.sqlite3"], check=False
     )
@@ -67,7 +67,7 @@ async def full_after_a_crash(folder: Path) -> None:
 
 
 async def uploads(folder: Path) -> None:
-    """One that is larger than the disk fails, and the next ones work."""
+    """An upload larger than the disk fails, and the next ones succeed."""
     async with batched(folder) as server:
         for _ in range(3):
             answer = await post(server, FULL_UPLOAD)
@@ -81,7 +81,7 @@ async def uploads(folder: Path) -> None:
 
 
 async def killed(folder: Path) -> None:
-    """What a dead process has left is removed at the start, though the store cannot be written."""
+    """Files left by a dead process are removed at the start, although the store cannot be written."""
     async with batched(folder) as server:
         assert (await post(server, 10)).status_code == 200
     left = folder / "store.sqlite3.files" / f".{new_file_id()}.partial"
@@ -94,11 +94,11 @@ async def killed(folder: Path) -> None:
 
 
 async def a_batch_waits(folder: Path) -> None:
-    """The output is written once there is space."""
+    """A batch waits, and writes its output once there is space."""
     async with batched(folder) as server:
         file = await upload(server, line(1))
         ballast = folder / "ballast"
-        ballast.write_bytes(b"x" * 22 * 2**20)  # less than the reserve is left
+        ballast.write_bytes(b"x" * 22 * 2**20)  # leaves less space than the reserve
         batch = await server.sdk.batches.create(
             input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
         )

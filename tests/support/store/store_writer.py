@@ -1,4 +1,4 @@
-"""Child process of the crash test: put responses for ever, print each id once it is acknowledged."""
+"""Child process of the crash test: stores responses for ever and prints each id once acknowledged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several tests of the tools need: one call run to its end, and a browser over pages in memory."""
+"""Helpers of the tools' tests: run one call to its end, and a browser over web pages in memory."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def cite(stream: CitationStream, text: str) -> tuple[str, tuple[UrlCitation, ...
 
 
 def count_words(text: str) -> int:
-    """A stand-in for the tokenizer: enough to see the budget at work."""
+    """Replaces the tokenizer's count in tests of the budget."""
     return len(text.split())
 
 
 async def drive(caller: Caller, recipient: str, content: Any) -> tuple[list[Progress], ToolResult]:
-    """Progress and the result; asserts that the result is the last thing and comes once."""
+    """Returns progress and the result; asserts that there is one result and that it comes last."""
     text = content if isinstance(content, str) else json.dumps(content)
     events = [event async for event in caller(ToolCall(recipient, text, "call_1"))]
     results = [event for event in events if isinstance(event, ToolResult)]
@@ -65,7 +65,7 @@ def make_browser(
 async def service_of(
     environment: Mapping[str, str] | None = None, **config: Any
 ) -> AsyncIterator[BuiltinToolService]:
-    """The tools of an HTTP process, as its operator configured them."""
+    """Yields the tools of an HTTP process, from its operator's configuration."""
     service = await start_tools(ToolConfig(**config), environment or {}, count_words)
     try:
         yield service
@@ -75,7 +75,7 @@ async def service_of(
 
 @contextlib.asynccontextmanager
 async def box_of(service: BuiltinToolService, request: RequestTools, state: Any = None) -> AsyncIterator[Box]:
-    """The tools of one response."""
+    """Yields the tools of one response."""
     box = await service.open(request, session_key="k", state=state)
     try:
         yield box

@@ -1,4 +1,4 @@
-"""A small HTTP server, in a thread, of files and of one endpoint, for clients that run as processes."""
+"""A small HTTP server in a thread, with files and one endpoint, for clients in other processes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def http_files() -> Iterator[HttpFiles]:
         daemon_threads = True
         request_queue_size = 64
 
-        def handle_error(self, *_: object) -> None: ...  # clients that are killed
+        def handle_error(self, *_: object) -> None: ...  # ignores errors of killed clients
 
     server = Server(("127.0.0.1", 0), Handler)
     state.url = f"http://127.0.0.1:{server.server_address[1]}"

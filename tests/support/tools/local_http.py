@@ -28,7 +28,7 @@ async def serve(routes: Mapping[str, Handler]) -> AsyncIterator[int]:
     async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         open_writers.add(writer)
         answering.add(asyncio.current_task())
-        # Cancelled at the end, if it is still answering: before 3.12 asyncio takes that for a fault.
+        # It is cancelled if it is still answering at the end, which asyncio before 3.12 reports as an error.
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             head = await reader.readuntil(b"\r\n\r\n")
             path = head.split(b" ")[1].decode().partition("?")[0]

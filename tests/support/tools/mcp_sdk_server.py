@@ -1,4 +1,4 @@
-"""A server written with the official SDK, 1.x or 2.x, whichever this interpreter has.
+"""An MCP server written with the official SDK, version 1.x or 2.x, whichever is installed.
 
 Usage: mcp_sdk_server.py stdio | sse PORT | streamable-http PORT
 """
@@ -33,7 +33,7 @@ if NAME == "python":  # like the reference server of the python tool
 
     @server.tool()
     def cleanup_session() -> str:
-        """Says that it was called, in the file that the environment names."""
+        """Records the call in the file that an environment variable names."""
         Path(os.environ["CLEANED"]).write_text("yes")
         return "done"
 

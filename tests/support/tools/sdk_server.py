@@ -1,4 +1,4 @@
-"""An MCP server written with the official SDK, as anybody's, in a process of its own."""
+"""An MCP server written with the official SDK, in a separate process."""
 
 from __future__ import annotations
 

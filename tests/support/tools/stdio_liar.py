@@ -1,4 +1,4 @@
-"""An MCP program that misbehaves in the way its argument names."""
+"""A stdio MCP server that misbehaves as its argument says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An OTLP/HTTP collector for tests: it decodes what an exporter posts."""
+"""An OTLP/HTTP collector for tests, which decodes the posted spans."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Exported:
     parent_id: str
     attributes: dict[str, Any]
     resource: dict[str, Any]
-    status: int  # 2: an error
+    status: int  # 2 for an error
     seconds: float
 
 
 class Collector:
-    """Use as a context manager. ``delay``: seconds before each answer; ``status``: of the answers."""
+    """A context manager. ``delay``: seconds before each answer; ``status``: HTTP status of the answers."""
 
     def __init__(self, *, status: int = 200, delay: float = 0.0) -> None:
         self.spans: list[Exported] = []
@@ -79,7 +79,7 @@ KINDS = ("unspecified", "internal", "server", "client", "producer", "consumer")
 
 
 def decode(body: bytes) -> list[Exported]:
-    """The spans of an ExportTraceServiceRequest, read with the protocol's own classes."""
+    """Returns the spans of an ExportTraceServiceRequest, parsed with OTLP's own classes."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     request = ExportTraceServiceRequest.FromString(body)

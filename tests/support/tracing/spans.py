@@ -1,4 +1,4 @@
-"""A tracer that keeps its spans, for tests of what is recorded; no package of OpenTelemetry is needed."""
+"""A tracer that keeps its spans, for tests of recorded spans without OpenTelemetry's packages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class KeptSpan:
 
 @dataclass
 class KeptTracer:
-    """``samples`` False: spans pass the trace on and record nothing."""
+    """``samples`` False: spans propagate the trace and record nothing."""
 
     samples: bool = True
     spans: list[KeptSpan] = field(default_factory=list)
@@ -81,7 +81,7 @@ class KeptTracer:
 
     @property
     def ended(self) -> list[KeptSpan]:
-        """The exported spans, each of which must have ended once."""
+        """Returns the exported spans; asserts that each has ended once."""
         found = [span for span in self.spans if span.num_ends]
         assert all(span.num_ends == 1 for span in found)
         return found

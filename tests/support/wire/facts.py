@@ -1,8 +1,8 @@
 """Reads ``*_types.json``: which fields a provider's answers have, and which of them may be absent or null.
 
 ``openai_types.json`` and ``anthropic_types.json`` are written by ``scripts/wire_facts.mjs`` from the types of
-the TypeScript SDKs, which tell "may be absent" from "may be null" (Python's types do not).
-``open_responses_types.json`` states what the TypeSpec of openresponses.org says; its notation is the same.
+the TypeScript SDKs, which distinguish "may be absent" from "may be null" (Python's types do not).
+``open_responses_types.json`` contains the types of the TypeSpec of openresponses.org in the same notation.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
-_ID = {"any": ["null", "string"]}  # of an empty page; the SDKs' page classes read null
+_ID = {"any": ["null", "string"]}  # null on an empty page, which the SDKs' page classes accept
 _PAGE = {"object": "=list", "first_id": _ID, "last_id": _ID, "has_more": "boolean"}
-# Objects of OpenAI's reference that have no type of their own in the SDK.
+# Objects of OpenAI's reference without a type in the SDK.
 _UNTYPED: dict[str, dict[str, Any]] = {
     "openai": {
         "ChatCompletionList": {**_PAGE, "data": ["#ChatCompletion"]},
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 @dataclass
 class Report:
-    """``faults``: (place, what is wrong); ``states``: how each field appeared: present, null or absent."""
+    """``faults``: (place, fault); ``states``: whether each field was present, null or absent."""
 
     faults: list[tuple[Place, str]] = field(default_factory=list)
     states: set[tuple[Place, str]] = field(default_factory=set)
@@ -106,7 +106,7 @@ class Facts:
         return self._list(list(value.values()), fact, place)
 
     def _union(self, value: Any, members: list[Any], place: Place) -> Report:
-        """The member that fits best, among those whose literals are the value's."""
+        """Returns the report of the best matching member, among those with the value's literals."""
         fitting = [member for member in members if self._is_tagged(value, member)]
         reports = [self._check(value, member, place) for member in fitting]
         if not reports:

@@ -1,6 +1,6 @@
-"""Everything that a server answers, in the order it came, each object with the provider's type for it.
+"""Records all objects that a server sends, in order, each with the provider's type.
 
-An ``httpx2`` transport hook: whatever a scenario asks, its answer is recorded and classified by its path.
+An ``httpx2`` response hook: the answer to every request of a scenario is recorded and classified by its path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.support.sse import frames
 
 OPENAI, ANTHROPIC, OPEN_RESPONSES = "openai", "anthropic", "open_responses"
 DIALECT = "x-responses-dialect"
-# (method, path) -> (a JSON answer's type, the type of a stream's events)
+# (method, path, type of a JSON answer, type of a stream's events)
 _TYPES: tuple[tuple[str, str, str, str], ...] = (
     ("POST", r"/v1/chat/completions", "ChatCompletion", "ChatCompletionChunk"),
     ("GET", r"/v1/chat/completions", "ChatCompletionList", ""),
@@ -49,7 +49,7 @@ _OPEN = {
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One object that went out. ``source``: what was asked, for messages."""
+    """One object that the server sent. ``source``: the request, for messages."""
 
     value: Any
     provider: str
@@ -59,7 +59,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An answer as it came, for clients that read it again."""
+    """An answer as it was sent, for clients that parse it again."""
 
     path: str
     dialect: str
@@ -104,12 +104,12 @@ class Recorder:
             is_open = dialect == "open-responses" and root in _OPEN
             if is_open:
                 yield Seen(value, OPEN_RESPONSES, _OPEN[root], source)
-            if not is_open or root != "ResponseStreamEvent":  # its events have names of their own
+            if not is_open or root != "ResponseStreamEvent":  # these events also have names
                 yield Seen(value, provider, root, source)
 
 
 def type_of(method: str, path: str) -> tuple[str, str]:
-    """Raises ``LookupError`` for an endpoint that has no type here."""
+    """Returns both types of an endpoint. Raises ``LookupError`` for an unknown endpoint."""
     for methods, pattern, body, event in _TYPES:
         if re.fullmatch(methods, method) and re.fullmatch(pattern, path):
             return body, event

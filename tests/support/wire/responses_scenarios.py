@@ -157,7 +157,7 @@ async def responses_compaction(server: RecordedServer) -> None:
 
 SHELL_OUTPUT = {"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
 TIMED_OUT = {"stdout": "", "stderr": "", "outcome": {"type": "timeout"}}
-# Every kind of item that may come in, in the shortest form that is accepted.
+# Every kind of input item, in the shortest accepted form.
 ITEMS: tuple[dict[str, Any], ...] = (
     {"role": "user", "content": "hi"},
     {"role": "developer", "content": [{"type": "input_text", "text": "Be kind."}]},

@@ -1,4 +1,4 @@
-"""What is asked of the server so that every kind of answer, item and event goes out at least once."""
+"""Requests that make the server send every kind of answer, item and event at least once."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ IN_DIALECTS = tuple(
 
 
 async def record() -> Recorder:
-    """Run all of them."""
+    """Run all scenarios."""
     recorder = Recorder()
     for dialect in ("openai", "open-responses", "summary"):
         for scenario in ALL if dialect == "openai" else IN_DIALECTS:

@@ -24,7 +24,7 @@ KEY = "a key"
 
 
 async def run_tool(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
-    """Fails if it is asked to."""
+    """Runs a scripted tool, which fails on request."""
     if "fail" in call.content:
         yield result(call, "it failed", failed=True)
         return
@@ -39,16 +39,16 @@ class RecordedServer:
     dialect: str = "openai"
 
     def play(self, *texts: str | Script, **options: Any) -> None:
-        """What the model says to the requests that follow; the last text repeats."""
+        """Sets the model's output for the following requests; the last text repeats."""
         self.client.source = scripts(*texts, **options)
 
     async def post(self, path: str, status: int = 200, **body: Any) -> Any:
-        """The JSON of the answer, or a stream's events."""
+        """Returns the JSON of the answer, or a stream's events."""
         response = await self.http.post(path, json={"model": MODEL, **body}, headers={DIALECT: self.dialect})
         return _read(response, status)
 
     async def bare(self, path: str, **body: Any) -> Any:
-        """Without a model: the endpoints that have none."""
+        """Posts a body without ``model``, for endpoints that have none."""
         return _read(await self.http.post(path, json=body, headers={DIALECT: self.dialect}), 200)
 
     async def get(self, path: str, status: int = 200) -> Any:
@@ -58,7 +58,7 @@ class RecordedServer:
         return _read(await self.http.delete(path), 200)
 
     async def ended(self, response_id: str) -> Any:
-        """A background response, once it has ended."""
+        """Returns a background response once it has ended."""
         while True:
             body = await self.get(f"/v1/responses/{response_id}")
             if body["status"] not in ("queued", "in_progress"):

@@ -1,13 +1,13 @@
-"""The decisions of the wire: where a field has no value, is it null or is the key absent?
+"""Decides for each field of an answer: without a value, is it null or is the key absent?
 
-Most are not ours to make: a field that a provider's type requires is always sent (null, if the type allows
-it), and one that it may leave out but never sends as null is left out. ``facts`` reads that from the types.
-What remains is here, and the test fails for a field that is in neither place:
+The providers' types decide most cases: a required field is always sent (as null, if the type allows it), and
+a field that may be absent but not null is left out. ``facts`` reads that from the types. This module decides
+the others, and the test fails for a field that neither decides:
 
-* ``UNSET``: fields that may be absent and may be null; and fields that are not the provider's.
-* ``EXCEPTIONS``: where an answer departs from the types, and why. One that never occurs fails the test, too.
+* ``UNSET``: fields that may be both absent and null, and fields that the provider does not have.
+* ``EXCEPTIONS``: deviations of an answer from the types, with reasons. One that never occurs fails the test.
 
-Names are those of the provider's types, or the end of one (``McpCall.error`` stands for it in every list).
+Names are those of the provider's types, or the end of one (``McpCall.error`` matches it in every list).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OLDER = "OpenAI's earlier types have it"
 _STORED = "what the request asked for: OpenAI's example of a stored completion has it, its type does not"
 _CHUNK = "a chunk of a stream, which has the type of the body: null until the end, as OpenAI says"
 
-# (provider, state of a field without a value, why): the fields
+# (provider, state of a field without a value, reason) -> fields
 _UNSET: dict[tuple[str, str, str], str] = {
     ("openai", ABSENT, "stored completions have it, and always a value"): "ChatCompletion.metadata",
     ("openai", ABSENT, _OTHERS): """
@@ -87,7 +87,7 @@ _UNSET: dict[tuple[str, str, str], str] = {
     ("anthropic", ABSENT, _OTHERS): "ToolUseBlock.toolset_name",
 }
 
-# (provider, what the types say against it, why it is so all the same): the fields
+# (provider, conflict with the types, reason for it) -> fields
 _EXCEPTIONS: dict[tuple[str, str, str], str] = {
     ("openai", "unknown", "asked for with return_token_ids (vLLM's)"): """
         ChatCompletion.prompt_token_ids ChatCompletionChunk.prompt_token_ids
@@ -193,13 +193,13 @@ BEYOND_OPEN_RESPONSES = (
 
 
 def find_unset(provider: str, name: str) -> tuple[str, str] | None:
-    """The row whose field is ``name`` or its end."""
+    """Returns the row whose field is ``name`` or an end of it."""
     rows = [row for (of, end), row in UNSET.items() if of == provider and is_end(name, end)]
     return rows[0] if rows else None
 
 
 def find_exception(provider: str, name: str, what: str) -> tuple[str, str, str] | None:
-    """The key of the exception that allows it. The longest end decides."""
+    """Returns the key of the exception for a fault; the longest matching end takes precedence."""
     keys = [key for key in EXCEPTIONS if key[0] == provider and is_end(name, key[1]) and key[2] == what]
     return max(keys, key=lambda key: len(key[1]), default=None)
 

@@ -1,4 +1,4 @@
-"""What the scripted model says, and what the scenarios ask for."""
+"""Texts of the scripted model, and objects that the scenarios request."""
 
 from __future__ import annotations
 

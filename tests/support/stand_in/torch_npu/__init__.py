@@ -1,8 +1,8 @@
 """A stand-in for torch_npu, for tests: a device called "npu" whose memory is this machine's.
 
-Its tensors are wrappers of CPU tensors, which every operation unwraps. As on the hardware, a tensor of the
-host and one of the device do not meet in an operation (single numbers excepted), and only ``copy_`` crosses
-over. It says nothing about which operations, types and layouts torch_npu supports, nor about streams.
+Its tensors are wrappers of CPU tensors, which every operation unwraps. As on the hardware, an operation
+cannot mix tensors of host and device (except single numbers), and only ``copy_`` copies between them. It does
+not model which operations, types and layouts torch_npu supports, nor streams.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree, backend_registration
 
-MEMORY = 2**34  # bytes of each of the ``COUNT`` devices
+MEMORY = 2**34  # memory of each of the ``COUNT`` devices in bytes
 COUNT = 8
 _DEVICE = torch.device("cpu")
 _CROSSING = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
@@ -62,7 +62,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     found = func(*args, **kwargs)
     if not on_npu:
         return found
-    # An operation in place returns the wrapper that it was given: its sizes have not changed.
+    # An in-place operation returns the wrapper it was given: its sizes have not changed.
 
     def outside(made: torch.Tensor) -> torch.Tensor:
         same = known.get(id(made))
@@ -89,7 +89,7 @@ class Event:
 
 
 class _Module(ModuleType):
-    """``torch.npu``, as much of it as Chorale calls."""
+    """The part of ``torch.npu`` that Chorale calls."""
 
     Event = Event
 
@@ -137,7 +137,7 @@ def _empty_strided(size: Any, stride: Any, dtype: Any = None, layout: Any = None
 
 
 class _Group:
-    """ProcessGroupHCCL: gloo between the CPU tensors."""
+    """Replaces ProcessGroupHCCL by gloo between the CPU tensors."""
 
     class Options:
         _timeout: Any = None
@@ -157,7 +157,7 @@ class _Group:
 
 
 def _copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:
-    """What copies reach where torch makes a tensor of numbers."""
+    """Implements the copy that torch calls when it makes a tensor from numbers."""
     inner = [each.inside if isinstance(each, NpuTensor) else each for each in (target, source)]
     inner[0].copy_(inner[1])
     return target
