@@ -345,9 +345,9 @@ def test_a_fault_of_idle_time_is_told_to_the_next_call(monkeypatch: pytest.Monke
 
 @pytest.fixture
 def usual_collector() -> Iterator[None]:
-    """As a program has it that did not touch it; the tests' own process collects rarely."""
+    """Nothing frozen, and a low threshold. Full collections of the tests' large heap would take seconds."""
     gc.unfreeze()
-    gc.set_threshold(700, 10, 10)
+    gc.set_threshold(700, 10, 10_000)
     yield
     tune_garbage_collector()
 
