@@ -31,7 +31,7 @@ from chorale.parallel.rank import Rank
 from chorale.parallel.shares import make_shares
 from chorale.runtime.sizing.resolve import resolve
 from chorale.serve.engine.build_rank import ops_over_peers
-from chorale.serve.engine.ranks import Place, exchange_of, note_slow_exchange
+from chorale.serve.engine.ranks import RankDevice, exchange_of, note_slow_exchange
 from tests.parallel.test_shared_model import ODD
 
 
@@ -179,32 +179,32 @@ def test_sockets_of_symmetric_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "TMPDIR" not in os.environ
 
 
-def gpu_place(rank: int, why: str = "") -> Place:
+def gpu_rank_device(rank: int, why: str = "") -> RankDevice:
     """A rank's place on a stand-in for a GPU."""
     communicator = Silent(rank, 2)
     communicator.why_no_peers = why
     device: Any = SimpleNamespace(torch_device=torch.device("cuda", rank))
     hardware = Hardware("cuda", "NVIDIA L40S", 48 * 2**30, 47 * 2**30)
-    return Place(device, hardware, Rank(make_shares(make_config(**ODD), 2)[rank], communicator))
+    return RankDevice(device, hardware, Rank(make_shares(make_config(**ODD), 2)[rank], communicator))
 
 
 def test_a_slow_exchange_is_noted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     model, config = make_config(**ODD), EngineConfig(tensor_parallel_size=2)
     resolved = resolve(config, model, Hardware("cuda", "NVIDIA L40S", 48 * 2**30, 47 * 2**30))
     for rank in range(2):
-        found = note_slow_exchange(config, gpu_place(rank, "peer access is not supported"), resolved)
+        found = note_slow_exchange(config, gpu_rank_device(rank, "peer access is not supported"), resolved)
         assert "NCCL" in found.notes[-1]
         assert "reach each other's memory (peer access is not supported)" in found.notes[-1]
     assert caplog.text.count("slower than Chorale's all-reduce") == 1  # by rank 0
     asked = EngineConfig(tensor_parallel_size=2, disable_custom_all_reduce=True)
-    assert note_slow_exchange(asked, gpu_place(0), resolved) is resolved
+    assert note_slow_exchange(asked, gpu_rank_device(0), resolved) is resolved
 
 
 def test_how_ranks_exchange() -> None:
-    assert exchange_of(gpu_place(0), is_over_peers=True) == "peers"
-    assert exchange_of(gpu_place(0), is_over_peers=False) == "nccl"
+    assert exchange_of(gpu_rank_device(0), is_over_peers=True) == "peers"
+    assert exchange_of(gpu_rank_device(0), is_over_peers=False) == "nccl"
     alone: Any = SimpleNamespace(torch_device=torch.device("cpu"))
-    assert exchange_of(Place(alone, Hardware("cpu", "CPU", 1, 1)), is_over_peers=False) == ""
+    assert exchange_of(RankDevice(alone, Hardware("cpu", "CPU", 1, 1)), is_over_peers=False) == ""
 
 
 def test_chorales_all_reduce_can_be_switched_off() -> None:

@@ -1,4 +1,4 @@
-"""build_engine: from an EngineConfig to a ready engine, in timed phases."""
+"""build_engine: builds an engine from an EngineConfig, in timed phases."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from chorale.runtime.sizing.offload import check_host_memory
 from chorale.runtime.sizing.resolve import check_model, parts_of
 from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
 from chorale.serve.engine.build_rank import BuiltRank, Phases, build_rank, open_rank
-from chorale.serve.engine.ranks import Place, StartedRanks, start_ranks
+from chorale.serve.engine.ranks import RankDevice, StartedRanks, start_ranks
 
 logger = logging.getLogger(__name__)
-CACHED_TOKENS = 65_536  # of answers that ended, for each cache_salt
+CACHED_TOKENS = 65_536  # most tokens of finished answers that a SuffixDrafter keeps for each cache_salt
 
 
 def build_engine(
@@ -45,14 +45,14 @@ def build_engine(
     prefix_secret: bytes = b"",
     on_lost: Callable[[ChoraleError], None] | None = None,
 ) -> tuple[EngineCore, EngineInfo]:
-    """Finds, loads, allocates and warms up. Raises ``ConfigError`` or a subclass for invalid configurations.
+    """Finds and loads the model, allocates the KV cache and warms up. Raises ``ConfigError``.
 
-    ``pool``: compile processes that were already started; they are closed here. ``prefix_secret``: the key of
-    the prefix hashes; "" draws one. ``on_lost`` is called in another thread, with the reason, if this process
-    cannot go on without a rank that was lost but has not noticed it.
+    ``pool``: compile processes that were already started; closed by this function. ``prefix_secret``: key
+    of the prefix hashes; if it is empty, a random one is drawn. ``on_lost`` is called from another thread
+    with the error if a rank process is lost, since the main thread may wait for it forever.
 
-    Phases: "download", "device", "load", with Triton "compile", "kv_pool", "warm_up" and, with CUDA graphs,
-    "graphs".
+    Phases: "download", "device", "load", "compile" (Triton only), "kv_pool", "warm_up" and "graphs" (CUDA
+    graphs only).
     """
     phases = Phases(progress)
     with phases.phase("download", config.model):
@@ -75,8 +75,8 @@ def build_engine(
 
 
 def with_local_head(config: EngineConfig, progress: Progress | None) -> EngineConfig:
-    """Returns the configuration with the folder of its head, which is downloaded if needed. Raises
-    ``ConfigError``."""
+    """Downloads the draft head if needed, and returns the configuration with the path of its folder.
+    Raises ``ConfigError``."""
     speculation = config.speculative_config
     if speculation is None or not speculation.has_head or speculation.model is None:
         return config
@@ -94,7 +94,7 @@ def with_local_head(config: EngineConfig, progress: Progress | None) -> EngineCo
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Everything that an engine is built from."""
+    """The inputs of ``_build``."""
 
     config: EngineConfig
     folder: Path
@@ -102,22 +102,24 @@ class _Start:
     phases: Phases
     pool: CompilePool | None
     prefix_secret: bytes
-    ranks: StartedRanks | None  # the other ones
+    ranks: StartedRanks | None  # rank processes; None if this process is the only rank
 
 
 def _build(start: _Start) -> tuple[EngineCore, EngineInfo]:
     config, model, ranks = start.config, start.model, start.ranks
     with start.phases.phase("device"):
         device = open_rank(config, model, 0)
-        place = Place(device, device.hardware) if ranks is None else ranks.place(config, model, device)
+        rank_device = (
+            RankDevice(device, device.hardware) if ranks is None else ranks.connect(config, model, device)
+        )
     with explained("the engine could not be loaded", device.hardware.label):
-        return _build_on(place, start)
+        return _build_on(rank_device, start)
 
 
-def _build_on(place: Place, start: _Start) -> tuple[EngineCore, EngineInfo]:
+def _build_on(rank_device: RankDevice, start: _Start) -> tuple[EngineCore, EngineInfo]:
     phases, pool, ranks = start.phases, start.pool, start.ranks
     grammars = GrammarCache(start.model.vocab_size)
-    found = build_rank(start.config, start.folder, start.model, place, grammars, phases, pool)
+    found = build_rank(start.config, start.folder, start.model, rank_device, grammars, phases, pool)
     executor: LocalExecutor | RankedExecutor = found.executor
     service: GrammarService = grammars
     if ranks is not None:
@@ -127,7 +129,7 @@ def _build_on(place: Place, start: _Start) -> tuple[EngineCore, EngineInfo]:
     precompiler = found.precompiler
     if found.resolved.graph_rows:
         with phases.phase("graphs"):
-            is_busy = precompiler is not None and precompiler.is_busy  # a capture would wait for its kernels
+            is_busy = precompiler is not None and precompiler.is_busy  # a capture would wait for kernels
             capture_first(executor, found.resolved, phases.report, 0 if is_busy else CAPTURE_SECONDS)
     if precompiler is not None:
         precompiler.throttle()
@@ -142,11 +144,11 @@ def _build_on(place: Place, start: _Start) -> tuple[EngineCore, EngineInfo]:
         drafter=make_drafter(start.config.speculative_config),
     )
     links = "" if ranks is None else ranks.links()
-    return core, _info(start.config, start.model, found, place, links, phases.seconds)
+    return core, _info(start.config, start.model, found, rank_device, links, phases.seconds)
 
 
 def make_drafter(config: SpeculativeConfig | None) -> PlanningDrafter | None:
-    """Returns the drafter of one engine."""
+    """Returns a drafter for the speculation method of ``config``, or None without speculation."""
     if config is None:
         return None
     if config.method == "ngram":
@@ -165,7 +167,7 @@ def _info(
     config: EngineConfig,
     model: ModelConfig,
     found: BuiltRank,
-    place: Place,
+    rank_device: RankDevice,
     links: str,
     seconds: dict[str, float],
 ) -> EngineInfo:
@@ -186,13 +188,15 @@ def _info(
         num_blocks=limits.num_blocks,
         num_host_pages=limits.num_host_slots,
         host_kv_bytes=limits.num_host_slots * limits.page_bytes,
-        device=place.hardware.name,
+        device=rank_device.hardware.name,
         tensor_parallel_size=config.tensor_parallel_size,
         exchange=found.exchange,
-        rank_free_bytes=place.free_of_ranks,
+        rank_free_bytes=rank_device.free_of_ranks,
         rank_bytes={
             "weights": tuple(
-                weight_bytes(part, resolved.dtype, decoded=place.hardware.decodes_experts, int8=resolved.int8)
+                weight_bytes(
+                    part, resolved.dtype, decoded=rank_device.hardware.decodes_experts, int8=resolved.int8
+                )
                 for part in parts
             ),
             "kv_cache": (limits.num_blocks * resolved.geometry.bytes_per_block,) * len(parts),

@@ -1,4 +1,4 @@
-"""build_rank: one rank, from its device to its first step. An engine of one device has one rank."""
+"""build_rank: loads and allocates one rank. An engine on a single device has one rank."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from chorale.runtime.sizing.memory import gib
 from chorale.runtime.sizing.resolve import Decision, Resolved, cpu_precision, default_threads, resolve
 from chorale.serve.engine import compile_phase
 from chorale.serve.engine.compile_phase import DryRank
-from chorale.serve.engine.ranks import Place, exchange_of, note_poorest, note_slow_exchange
+from chorale.serve.engine.ranks import RankDevice, exchange_of, note_poorest, note_slow_exchange
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ def _silent(phase: str, fraction: float | None = None, message: str = "") -> Non
 
 @dataclass(frozen=True, slots=True)
 class BuiltRank:
-    """One rank, ready for its first step."""
+    """A rank that can run steps."""
 
     model: GptOss
     resolved: Resolved
@@ -75,7 +75,7 @@ class BuiltRank:
 
 
 def open_rank(config: EngineConfig, model: ModelConfig, rank: int) -> Device:
-    """Opens the device of one rank. The ranks of a CPU divide its threads."""
+    """Opens the device of one rank. Ranks on a CPU share its threads equally."""
     size = config.tensor_parallel_size
     threads = config.num_threads or default_threads(model.num_parameters, config.host_share)
     sharing = size * config.host_share
@@ -86,13 +86,13 @@ def build_rank(
     config: EngineConfig,
     folder: Path,
     model_config: ModelConfig,
-    place: Place,
+    rank_device: RankDevice,
     grammars: GrammarCache,
     phases: Phases,
     pool: CompilePool | None = None,
 ) -> BuiltRank:
-    """Loads and allocates one rank's part of the engine. Raises as ``build_engine``."""
-    device, rank = place.device, place.rank
+    """Loads one rank's share of the model and allocates its KV cache. Raises as ``build_engine``."""
+    device, rank = rank_device.device, rank_device.rank
     name, dense = str(device.torch_device), model_config.dense_experts
     precision = cpu_precision(config, model_config)
     ops = select_ops(config.ops, name, dense_experts=dense, rank=rank, precision=precision)
@@ -106,18 +106,17 @@ def build_rank(
         supports_fp8_kv=ops.supports_fp8_kv,
         precision=precision if ops.name == "cpu" else None,
     )
-    resolved = note_poorest(place, resolve_with(place.hardware), resolve_with)
+    resolved = note_poorest(rank_device, resolve_with(rank_device.hardware), resolve_with)
     if name == "cpu" and rank is None:
         resolved = note_cpu_ops(config, ops, precision, resolved)
     sizes = step_sizes(model_config, resolved)
     peers = ops_over_peers(config, ops, sizes, device.torch_device)
-    exchange = exchange_of(place, is_over_peers=peers is not None)
+    exchange = exchange_of(rank_device, is_over_peers=peers is not None)
     if exchange == "nccl":
-        resolved = note_slow_exchange(config, place, resolved)
+        resolved = note_slow_exchange(config, rank_device, resolved)
 
     def dry_rank() -> DryRank | None:
-        """Made where it is used: its kernels simulate the peers' memory, which takes as much as the real
-        one."""
+        """Called only when needed: the simulated peer memory is as large as the real one."""
         if rank is None:
             return None
         own = select_ops(config.ops, name, dense_experts=dense, rank=rank.silent)
@@ -126,7 +125,7 @@ def build_rank(
         return DryRank(rank.silent, own)
 
     ops = peers or ops
-    grammars.warm()  # while weights are read
+    grammars.warm()  # runs concurrently with loading
     with phases.phase("load", str(folder)):
         fp8 = config.moe_activation_dtype == "fp8"
         share = None if rank is None else rank.share
@@ -154,20 +153,20 @@ def build_rank(
 
 def step_sizes(model: ModelConfig, resolved: Resolved) -> StepSizes:
     limits = resolved.limits
-    # Captured steps are padded, and small limits do not change to what.
+    # Captured steps are padded to these sizes even if the limits are smaller.
     tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs, *resolved.graph_rows, *MIXED_TOKENS)
     return StepSizes(model.hidden_size, tokens, DTYPES[resolved.dtype])
 
 
 def ops_over_peers(config: EngineConfig, ops: Ops, sizes: StepSizes, device: torch.device) -> Ops | None:
-    """Returns ``ops`` with sums over ranks in Chorale's kernels, or None if libraries must make them."""
+    """Returns ``ops`` that sum over ranks with Chorale's kernels, or None if a library has to do it."""
     if config.disable_custom_all_reduce or ops.over_peers is None:
         return None
     return ops.over_peers(sizes, device)
 
 
 def note_cpu_ops(config: EngineConfig, ops: Ops, precision: Precision, resolved: Resolved) -> Resolved:
-    """Says how the CPU ops multiply, or why they are not used."""
+    """Records the precision of the CPU kernels as a decision, or notes why they are not used."""
     if ops.name == "cpu":
         auto = config.cpu_precision == "auto"
         reasons = {"int8": "fewer bytes to read", "exact": "a small checkpoint"}
@@ -175,7 +174,7 @@ def note_cpu_ops(config: EngineConfig, ops: Ops, precision: Precision, resolved:
         return replace(resolved, decisions=(*resolved.decisions, made))
     if config.ops != "auto":
         return resolved
-    note = f"the CPU kernels are not used: {library().why_not}; plain torch computes, several times slower"
+    note = f"the CPU kernels are not used: {library().why_not}; plain torch is used, several times slower"
     return replace(resolved, notes=(*resolved.notes, note))
 
 
@@ -190,7 +189,7 @@ def load_model(
     fp8_activations: bool = False,
     share: Share | None = None,
 ) -> GptOss:
-    """``share``: the part of the model that is loaded; None: all of it."""
+    """Loads the model, or only the given ``share`` of it."""
     weights = load_weights(
         folder,
         model_config,
@@ -208,7 +207,7 @@ def load_model(
 def draft_setup(
     config: SpeculativeConfig | None, target: Target, ops: Ops, resolved: Resolved, device: Device
 ) -> DraftSetup | None:
-    """Returns what the device drafts with. ``ops``: of one rank. Raises ``ConfigError``."""
+    """Returns the setup for drafting, or None. ``ops``: those of a single rank. Raises ``ConfigError``."""
     if config is None:
         return None
     head = _load_head(config, target, ops, resolved, device) if config.has_head else None
@@ -228,8 +227,8 @@ def _load_head(
 
 
 def _conditional(acceptance: tuple[float, ...]) -> tuple[float, ...]:
-    """From the share of drafts whose first 1, 2, ... tokens are accepted to the probability of each token
-    after those before it."""
+    """Returns the probability that each token is accepted if those before it are, from the fractions of
+    drafts whose first 1, 2, ... tokens are accepted."""
     shares = (1.0, *acceptance)
     return tuple(after / before if before else 0.0 for before, after in pairwise(shares))
 

@@ -1,8 +1,8 @@
-"""A rank process: the ranks from 1 on. Loads its share of the model, then runs each plan that it receives.
+"""A rank process runs one rank other than 0: it loads its share of the model and runs the plans it receives.
 
 Started by the engine process (or by ``LLM``) as ``python -m chorale.serve.engine.rank_entry``, with a
-``RankStart`` on stdin. It ends with its parent, and when its channel ends. Results are not sent: rank 0 has
-the same ones.
+``RankStart`` on stdin. It ends when its parent ends or its channel is closed. It sends no results, because
+rank 0 computes the same ones.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.worker import Worker
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, read_start
 from chorale.serve.engine.build_rank import Phases, build_rank, open_rank
-from chorale.serve.engine.ranks import RankStart, make_place
+from chorale.serve.engine.ranks import RankStart, make_rank_device
 from chorale.serve.logs import configure_logging
 
 logger = logging.getLogger(__name__)
-BEAT_SECONDS = 0.5
-IN_FLIGHT = 1  # steps whose results are fetched later: the device works while the next is enqueued
+BEAT_SECONDS = 0.5  # interval of heartbeats
+IN_FLIGHT = 1  # steps whose results are fetched later, so that the next one is enqueued while they run
 PATIENCE = 0.05  # seconds without a plan after which the last result is fetched, to notice a failed device
 
 
 class EngineGone(Exception):
-    """The engine process has ended, or wants this one to."""
+    """The engine process has ended, or has told this process to stop."""
 
 
 def main() -> int:
     start = read_start(sys.stdin.buffer, RankStart)
-    # The engine process decides when it ends; a stop signal of the whole session is meant for that process.
+    # The engine process ends this one; stop signals sent to the whole session are ignored here.
     settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM))
     configure_logging(start.log, f"rank{start.rank}")
     channel = Channel(socket.socket(fileno=start.descriptor))
@@ -84,16 +84,16 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A rank that takes plans."""
+    """A loaded rank."""
 
     worker: Worker
     grammars: GrammarCache
     communicator: Communicator
-    gpu: str  # ``Hardware.label``
+    gpu: str  # label of its GPU (``Hardware.label``)
 
 
 def load_rank(start: RankStart, channel: Channel) -> Serving:
-    """Opens the device, meets the other ranks, and loads this rank's share."""
+    """Opens the device, connects to the other ranks, and loads this rank's share of the model."""
     config, model = start.config, ModelConfig.load(start.folder)
     device = open_rank(config, model, start.rank)
     hardware = device.hardware
@@ -107,30 +107,30 @@ def load_rank(start: RankStart, channel: Channel) -> Serving:
 
     grammars = GrammarCache(model.vocab_size)
     with explained("it could not be loaded", hardware.label):
-        place = make_place(config, model, device, start.rank, machine, meet)
-        found = build_rank(config, Path(start.folder), model, place, grammars, Phases(None))
+        rank_device = make_rank_device(config, model, device, start.rank, machine, meet)
+        found = build_rank(config, Path(start.folder), model, rank_device, grammars, Phases(None))
     if found.precompiler is not None:
         found.precompiler.throttle()
-    assert place.rank is not None
-    return Serving(found.executor.take_worker(), grammars, place.rank.communicator, hardware.label)
+    assert rank_device.rank is not None
+    return Serving(found.executor.take_worker(), grammars, rank_device.rank.communicator, hardware.label)
 
 
 @dataclass(slots=True)
 class CurrentStep:
-    """The step that this rank launches (a CPU: computes); the thread of the beats reads it."""
+    """The step that this rank is launching (on a CPU: computing). The heartbeat thread reads it."""
 
     communicator: Communicator = ALONE
-    began: float | None = None
+    began: float | None = None  # monotonic time; None between steps
 
     @property
     def busy(self) -> float:
-        """Seconds since it began; 0 without a step, and while this rank waits for others."""
+        """Returns the seconds since the step began; 0 between steps, and while this rank waits for others."""
         began = self.began
         return 0.0 if began is None or self.communicator.is_waiting else time.monotonic() - began
 
 
 def run(serving: Serving, channel: Channel, step: CurrentStep) -> None:
-    """Does what arrives, in order. Raises ``EngineGone`` at the end, and whatever a step raises."""
+    """Handles messages in order. Raises ``EngineGone`` at the end, and any error of a step."""
     worker, grammars, communicator = serving.worker, serving.grammars, serving.communicator
     in_flight: deque[Callable[[], StepResult]] = deque()
     while True:
@@ -143,7 +143,7 @@ def run(serving: Serving, channel: Channel, step: CurrentStep) -> None:
             in_flight.append(worker.run(message.step))
             step.began = None
             if len(in_flight) > IN_FLIGHT:
-                in_flight.popleft()()  # gives its buffers back
+                in_flight.popleft()()  # returns its buffers
                 communicator.check()
         elif isinstance(message, WorkerCall):
             message(worker)
@@ -179,7 +179,7 @@ def _report(error: Exception, channel: Channel) -> int:
 
 
 def _beat(channel: Channel, step: CurrentStep) -> None:
-    """Says that this process lives. Ends it if the engine process is gone: its own thread may be waiting."""
+    """Sends heartbeats. Exits if the engine process has ended, since the main thread may be blocked."""
     done = threading.Event()
     while not done.wait(BEAT_SECONDS):
         try:

@@ -1,4 +1,4 @@
-"""The other ranks of an engine process: how they start, and what all agree on before they load."""
+"""Starts the rank processes of an engine, connects them, and compares their memory before loading."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ from chorale.serve.bootstrap import SECRET_VARIABLES, TOOL_KEY_VARIABLES
 from chorale.serve.logs import LogOptions, inherited_options
 
 logger = logging.getLogger(__name__)
-UNEVEN = 1.05  # least ratio of the tokens that the others could hold to those that the poorest can
+UNEVEN = 1.05  # warn if the KV cache could grow by this factor without the rank with the least memory
 RANK_COMMAND = (sys.executable, "-m", "chorale.serve.engine.rank_entry")
-MEETING_POINT = "ranks"  # file in a private folder, through which process groups find each other
+MEETING_POINT = "ranks"  # name of the rendezvous file of the process group, in a private folder
 
 
 class RankStart(msgspec.Struct, frozen=True, kw_only=True):
     """A rank process's configuration, from stdin."""
 
     config: EngineConfig
-    folder: str  # of the checkpoint
+    folder: str  # path of the checkpoint folder
     rank: int
-    meeting_point: str
+    meeting_point: str  # path of the rendezvous file
     parent_pid: int
-    descriptor: int  # of its channel
+    descriptor: int  # file descriptor of the channel to the engine process
     log: LogOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The device of one rank. ``hardware``: with several ranks, what each has at least; ``rank``: None if
-    there is one. ``free_of_ranks``: bytes that each had free."""
+class RankDevice:
+    """The device of one rank. With several ranks, ``hardware`` has the least memory of any of them.
+    ``rank``: None if the engine has only one. ``free_of_ranks``: free bytes of each rank before loading."""
 
     device: Device
     hardware: Hardware
@@ -69,7 +69,7 @@ def start_ranks(
     folder: Path,
     on_lost: Callable[[ChoraleError], None] | None = None,
 ) -> StartedRanks:
-    """Starts all ranks but this process. Raises ``EngineError``."""
+    """Starts a process for each rank except rank 0, which is this process. Raises ``EngineError``."""
     private = folder_for_sockets((tempfile.gettempdir(), "/tmp"), "symm_mem-4194304") or Folder()
     log = inherited_options()
 
@@ -97,26 +97,26 @@ def start_ranks(
 
 
 class StartedRanks:
-    """The ranks while the engine is built."""
+    """The rank processes while the engine is built."""
 
     def __init__(self, processes: RankProcesses, private: Folder) -> None:
         self.processes, self._private = processes, private
         self._communicator: Communicator | None = None
         self._links: LinkFinder | None = None  # between GPUs
 
-    def place(self, config: EngineConfig, model: ModelConfig, device: Device) -> Place:
-        """Wait until all ranks have opened their devices, connect them, and return rank 0's place."""
+    def connect(self, config: EngineConfig, model: ModelConfig, device: Device) -> RankDevice:
+        """Wait until all ranks have opened their devices, connect them, and return the device of rank 0."""
         ranks = [device.hardware, *self.processes.opened()]
         uuids = [each.uuid for each in ranks]
         if all(uuids):
             self._links = LinkFinder(uuids)
         machine = common_memory(ranks)
         self.processes.send(encode(machine))
-        place = make_place(config, model, device, 0, machine, self._meet)
-        if place.rank is not None:
-            self._communicator = place.rank.communicator
-            self.processes.abort_by(place.rank.communicator.abort)
-        return place
+        rank_device = make_rank_device(config, model, device, 0, machine, self._meet)
+        if rank_device.rank is not None:
+            self._communicator = rank_device.rank.communicator
+            self.processes.abort_by(rank_device.rank.communicator.abort)
+        return rank_device
 
     def _meet(self, rank: int, size: int, device: Device) -> Communicator:
         try:
@@ -132,9 +132,9 @@ class StartedRanks:
         return "" if self._links is None else self._links.found()
 
     def join(self, first: LocalExecutor, grammars: GrammarService) -> tuple[RankedExecutor, RankedGrammars]:
-        """Wait until all ranks have loaded, and return what runs them together with ``first``."""
+        """Wait until all ranks have loaded. Returns an executor and grammars for ``first`` and all others."""
         self.processes.wait_ready()
-        self._private.remove()  # all have met
+        self._private.remove()  # all ranks are connected
         assert self._communicator is not None
         return RankedExecutor(first, self.processes, self._communicator), RankedGrammars(
             grammars, self.processes
@@ -151,62 +151,64 @@ class StartedRanks:
 Meet = Callable[[int, int, Device], Communicator]
 
 
-def make_place(
+def make_rank_device(
     config: EngineConfig, model: ModelConfig, device: Device, rank: int, machine: Machine, meet: Meet
-) -> Place:
-    """Returns the place of ``rank``. ``machine``: memory that every rank has; ``meet`` connects the ranks."""
+) -> RankDevice:
+    """Returns the device of ``rank``. ``machine``: the common memory; ``meet`` connects the ranks."""
     size = config.tensor_parallel_size
     share = shares_of(config, model)[rank]
     hardware = replace(machine.hardware, kind=device.hardware.kind, name=device.hardware.name)
     own = Rank(share, meet(rank, size, device))
-    return Place(device, hardware, own, machine.free_of_ranks)
+    return RankDevice(device, hardware, own, machine.free_of_ranks)
 
 
 def common_memory(ranks: Sequence[Hardware]) -> Machine:
-    """Returns what every rank has, by their numbers: the free memory of the one with the least."""
+    """Returns the least total and the least free memory of all ranks, which are given in order."""
     poorest = min(ranks, key=lambda each: each.free_bytes)
     least = replace(poorest, total_bytes=min(each.total_bytes for each in ranks))
     return Machine(least, tuple(each.free_bytes for each in ranks))
 
 
-def note_poorest(place: Place, resolved: Resolved, resolve_with: Callable[[Hardware], Resolved]) -> Resolved:
-    """Adds a note if one rank's memory is what limits the KV cache of all."""
-    if place.rank is None:
+def note_poorest(
+    rank_device: RankDevice, resolved: Resolved, resolve_with: Callable[[Hardware], Resolved]
+) -> Resolved:
+    """Adds a note if the memory of one rank limits the KV cache of all ranks."""
+    if rank_device.rank is None:
         return resolved
-    free, next_free = sorted(place.free_of_ranks)[:2]
-    richer = resolve_with(replace(place.hardware, free_bytes=next_free))
+    free, next_free = sorted(rank_device.free_of_ranks)[:2]
+    richer = resolve_with(replace(rank_device.hardware, free_bytes=next_free))
     tokens, most = (each.geometry.tokens_in(each.limits.num_blocks) for each in (resolved, richer))
     if most <= tokens * UNEVEN:
         return resolved
-    device = f" ({place.hardware.label})" if place.hardware.label else ""
+    device = f" ({rank_device.hardware.label})" if rank_device.hardware.label else ""
     note = (
-        f"rank {place.free_of_ranks.index(free)}{device} has {gib(free)} free and the others at least "
+        f"rank {rank_device.free_of_ranks.index(free)}{device} has {gib(free)} free and the others at least "
         f"{gib(next_free)}: every rank's KV cache holds what that one can, {tokens:,} tokens "
         f"instead of {most:,}"
     )
-    if place.rank.share.rank == 0:
+    if rank_device.rank.share.rank == 0:
         logger.warning(note)
     return replace(resolved, notes=(*resolved.notes, note))
 
 
-def exchange_of(place: Place, *, is_over_peers: bool) -> str:
-    """Returns how ranks add their parts: "peers" (Chorale's kernels, over each other's memory), "nccl",
-    "rccl", "hccl" or "gloo"; "" for one rank."""
-    if place.rank is None:
+def exchange_of(rank_device: RankDevice, *, is_over_peers: bool) -> str:
+    """Returns how ranks sum tensors: "peers" (Chorale's kernels, which read peer memory), "nccl", "rccl",
+    "hccl" or "gloo"; "" for one rank."""
+    if rank_device.rank is None:
         return ""
     if is_over_peers:
         return "peers"
-    platform = PLATFORMS.get(place.hardware.kind)
+    platform = PLATFORMS.get(rank_device.hardware.kind)
     return "gloo" if platform is None else platform.library.lower()
 
 
-def note_slow_exchange(config: EngineConfig, place: Place, resolved: Resolved) -> Resolved:
-    """Adds a note about exchanges through NCCL that the operator has not asked for."""
-    if config.disable_custom_all_reduce or place.rank is None:
+def note_slow_exchange(config: EngineConfig, rank_device: RankDevice, resolved: Resolved) -> Resolved:
+    """Adds a note if ranks exchange through NCCL although the operator did not request it."""
+    if config.disable_custom_all_reduce or rank_device.rank is None:
         return resolved
-    why = place.rank.communicator.why_no_peers
-    reason = f"the GPUs do not reach each other's memory ({why})" if why else "the model is too narrow"
+    why = rank_device.rank.communicator.why_no_peers
+    reason = f"the GPUs cannot access each other's memory ({why})" if why else "the model is too narrow"
     note = f"ranks exchange through NCCL, which is slower than Chorale's all-reduce: {reason}"
-    if place.rank.share.rank == 0:
+    if rank_device.rank.share.rank == 0:
         logger.warning(note)
     return replace(resolved, notes=(*resolved.notes, note))
