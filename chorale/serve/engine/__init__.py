@@ -1,1 +1,1 @@
-"""The processes on the device: the engine process and its ranks, and how an engine is built."""
+"""The processes that use the device: the engine process and its rank processes. Builds the engine."""

@@ -1,4 +1,4 @@
-"""The kernels of a start: found in Triton's disk cache, or compiled before steps launch them."""
+"""Compiles the kernels that are not in Triton's disk cache before the first step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ AT_LAUNCH = "kernels compile at their first launch"
 
 @dataclass(frozen=True, slots=True)
 class DryRank:
-    """A rank whose dry run exchanges nothing: other ranks may have their kernels on disk already."""
+    """A rank for a dry run without exchanges, since other ranks may need no dry run."""
 
     rank: Rank
     ops: Ops
@@ -53,8 +53,8 @@ class DryRank:
 def make_precompiler(
     config: EngineConfig, ops: Ops, pool: pools.CompilePool | None = None
 ) -> Precompiler | None:
-    """Returns None if precompilation is switched off, if there is nothing to compile, or, with a warning, if
-    the installed Triton is not supported. ``pool``: processes that were already started.
+    """Returns None if precompilation is off or the ops need no compilation, or, with a warning, if the
+    installed Triton is not supported. ``pool``: compile processes that were already started.
     """
     if not config.precompile_kernels or ops.precompiler is None:
         return None
@@ -77,9 +77,9 @@ def precompile(
     dry: DryRank | None = None,
     drafts: DraftSetup | None = None,
 ) -> None:
-    """Waits for the kernels that a start needs, unless all are on disk; the others keep compiling.
+    """Waits until the kernels needed for a start are compiled; others continue in the background.
 
-    On failure, logs a warning, and kernels compile at their first launch.
+    If this fails, it logs a warning, and kernels are compiled at their first launch.
     """
     try:
         if not precompiler.is_cached(facts_of(model, resolved, dry, drafts), device.torch_device, SOURCES):
@@ -91,7 +91,7 @@ def precompile(
 
 
 def facts_of(model: GptOss, resolved: Resolved, dry: DryRank | None, drafts: DraftSetup | None = None) -> str:
-    """Returns ``cache_key``, what drafts, and which rank it is: its noise begins at another token id."""
+    """Returns ``cache_key`` with the drafting setup and the rank, whose noise starts at its own token id."""
     facts = cache_key(model, resolved)
     if drafts is not None:
         head = None if drafts.head is None else drafts.head.config
@@ -120,9 +120,9 @@ def record(
     dry: DryRank | None = None,
     drafts: DraftSetup | None = None,
 ) -> int:
-    """Records all kernels that steps will launch, and starts to compile them.
+    """Records all kernels that steps will launch, and starts compiling them.
 
-    Returns how many a start needs before it is ready. Raises ``EngineError``.
+    Returns the number of kernels needed before the engine is ready. Raises ``EngineError``.
     """
     small = replace(resolved, host_tier=None, limits=replace(resolved.limits, num_blocks=1))
     eager = replace(small, graph_rows=())

@@ -1,7 +1,7 @@
 """HeartbeatThread: sends heartbeats from the engine process, independently of its main thread.
 
-A heartbeat contains how long the current step has been running. A hanging step is therefore noticed, while a
-long step (which releases the GIL, as device work does) does not look like a dead process.
+A heartbeat contains the time for which the current step has been running, so a hung step is noticed. A long
+step does not look like a dead process: device work releases the GIL, and heartbeats continue.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HeartbeatThread:
         timeout: float = HEARTBEAT_TIMEOUT,
         tcp: TcpSocket | None = None,
     ) -> None:
-        """``timeout``: seconds of silence after which this engine counts as hung; a heartbeat reports it."""
+        """``timeout``: seconds of silence after which this engine counts as hung; sent in each heartbeat."""
         self._address, self._tcp, self._timeout = heartbeat_address(directory), tcp, timeout
         self._engine_id, self._interval = engine_id, interval
         # The status and the info are replaced together, so no lock is needed.
@@ -45,7 +45,7 @@ class HeartbeatThread:
         self._stopping = False
         self._step_started: float | None = None
         self._step_seconds: deque[float] = deque(maxlen=NUM_STEPS_REMEMBERED)
-        self._p99, self._p99_at = 0.0, 0  # and the number of steps it was computed at
+        self._p99, self._p99_at = 0.0, 0  # percentile, and the number of steps when it was computed
         self._num_steps = 0
         self.stats = EngineStats()
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
@@ -54,7 +54,7 @@ class HeartbeatThread:
         self._thread.start()
 
     def loading(self, phase: str, fraction: float | None = None, message: str = "") -> None:
-        """Progress of the start-up, 0..1 within the phase."""
+        """Show the progress of the start. ``fraction``: from 0 to 1 within the phase."""
         self._show(EngineStatus("loading", phase, fraction, message))
 
     def ready(self, info: EngineInfo) -> None:

@@ -1,4 +1,4 @@
-"""The engine loop: receive, step, deliver. The engine process has one; tests run it in a thread."""
+"""The engine loop: receive, step, deliver. It runs in the engine process, and in tests in a thread."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ class Inbox(Protocol):
 
 
 def run_engine_loop(core: Core, inbox: Inbox) -> None:
-    """Run until ``inbox`` ends the loop. Raises whatever a step raises.
+    """Run until ``inbox`` ends the loop. Raises any error of a step.
 
-    After ``QUIET`` seconds without work, the engine prepares one thing at a time, between two looks at
-    ``inbox``.
+    After ``QUIET`` seconds without work, ``core.use_idle_time`` runs between checks of ``inbox``.
     """
     worked_at = time.monotonic()
     while inbox.receive(core):

@@ -1,4 +1,4 @@
-"""The engine process: builds the engine, then receives, steps and delivers until it is stopped.
+"""The engine process: builds the engine, then runs the engine loop until it is stopped.
 
 Started by the supervisor as ``python -m chorale.serve.engine.process``, with an ``EngineStart`` on stdin.
 """
@@ -52,11 +52,11 @@ from chorale.serve.engine.socket import EngineServerSocket
 from chorale.serve.logs import configure_logging
 
 logger = logging.getLogger(__name__)
-_NVIDIA = "/dev/nvidiactl"  # exists where an NVIDIA driver is loaded
+_NVIDIA = "/dev/nvidiactl"  # exists if an NVIDIA driver is loaded
 
 
 class FollowedCore(Core, RecordingCore, Protocol):
-    """A core whose prefix index clients can follow: ``engine.core.EngineCore``."""
+    """A core with a prefix index that clients can follow (implemented by ``engine.core.EngineCore``)."""
 
     def prefix_index(self) -> PrefixIndexState: ...
 
@@ -65,7 +65,7 @@ Build = Callable[[EngineConfig, Progress], tuple[FollowedCore, EngineInfo]]
 
 
 class EngineInbox:
-    """The engine loop's ``Inbox``: the server socket, watched by the heartbeat."""
+    """The ``Inbox`` of the engine loop: reads the server socket and reports each step to the heartbeat."""
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ class EngineInbox:
         self._server_socket, self._heartbeat = server_socket, heartbeat
         self._publisher = publisher
         self._draining = False
-        self._checks: dict[Future[str | None], tuple[bytes, int]] = {}  # of grammars
+        self._checks: dict[Future[str | None], tuple[bytes, int]] = {}  # grammar checks in progress
 
     def drain(self) -> None:
-        """End the loop as soon as there is no work left."""
+        """End the loop once all work is done."""
         self._draining = True
         self._heartbeat.draining()
 
@@ -94,7 +94,7 @@ class EngineInbox:
             self._server_socket.answer_check(*self._checks.pop(verdict), verdict.result())
         self._server_socket.expire_silent_clients()
         if not core.has_work:
-            self._report_index(self._heartbeat.stats)  # what aborts and refusals changed
+            self._report_index(self._heartbeat.stats)  # aborts and refusals may have changed it
         return core.has_work or not self._draining
 
     def wait(self, timeout: float) -> None:
@@ -114,7 +114,7 @@ class EngineInbox:
             self._server_socket.deliver(chunks, stats)
 
     def _report_index(self, stats: EngineStats) -> None:
-        """Tell subscribers and followers what entered and left the prefix index since the last call."""
+        """Send subscribers and followers the changes of the prefix index since the last call."""
         publisher, events = self._publisher, self._core.index_log.take()
         if publisher is not None:
             publisher.publish(events)
@@ -134,7 +134,7 @@ class EngineInbox:
 
     def _handle(self, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Submit):
-            if message.engine_id == self._engine_id:  # otherwise it was for an earlier engine
+            if message.engine_id == self._engine_id:  # not meant for an earlier engine
                 self._submit(client, message.request)
         elif isinstance(message, Abort):
             self._abort(client, message)
@@ -161,15 +161,15 @@ class EngineInbox:
         try:
             self._core.add_request(request)
         except (ChoraleError, ValueError) as error:
-            # The engine accepts only what it can run, so the error concerns this request alone.
+            # The engine is unaffected: it checks a request before accepting it.
             server_socket.disown(request.request_id)
             server_socket.refuse(client, request, str(error), stats)
 
 
 def run_engine_process(start: EngineStart, build: Build) -> int:
-    """Loads with ``build``, serves until SIGTERM, and returns the exit code. Runs in the main thread."""
+    """Builds the engine, serves until SIGTERM, and returns the exit code. Call in the main thread."""
     configure_logging(start.log, start.name)
-    # SIGUSR1 makes a hung engine dump its stacks. The supervisor handles a terminal's signals.
+    # SIGUSR1 makes a hung engine dump its stacks. The supervisor handles signals from the terminal.
     settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
     check_directory(start.directory)
     engine_id = uuid.uuid4().hex[:16]
@@ -183,7 +183,7 @@ def run_engine_process(start: EngineStart, build: Build) -> int:
     heartbeat.start()
     publisher = None
     try:
-        # Before the model is loaded: a taken port ends the start at once, and subscribers can connect.
+        # Open the sockets before loading: a port in use fails early, and subscribers can already connect.
         publisher = open_kv_events(start.config.kv_events_config, start.replica)
         core, info = build(start.config, heartbeat.loading)
     except Exception as error:
@@ -253,16 +253,15 @@ def _serve(
 
 
 def open_cuda() -> None:
-    """Initialises the driver and torch's CUDA context while torch is being imported. Best effort."""
+    """Initialises the driver and the CUDA context for torch while torch is being imported. Best effort."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return  # no NVIDIA GPU
     context = ctypes.c_void_p()
     if driver.cuInit(0) == 0:
-        driver.cuDevicePrimaryCtxRetain(
-            ctypes.byref(context), 0
-        )  # never released: torch uses it until this process ends
+        # The context is never released: torch uses it until this process ends.
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
 
 
 def main() -> int:
@@ -284,14 +283,14 @@ def main() -> int:
 
 
 def end_without_rank(directory: str, error: ChoraleError) -> None:
-    """Ends this process, whose main thread waits for something that will not happen without a lost rank."""
+    """Ends this process after a rank was lost, because the main thread would wait for that rank forever."""
     message = f"the engine failed: {error.message}"
     write_failure(directory, Failure(message, deterministic=False, is_gpu=isinstance(error, GpuError)))
     os._exit(EXIT_STEP)
 
 
 def early_pool(config: EngineConfig) -> pool.CompilePool | None:
-    """Starts compile processes if kernels probably have to be compiled: their imports run concurrently."""
+    """Starts compile processes early, so that their imports run concurrently, if they are probably needed."""
     has_triton = config.ops != "reference" and importlib.util.find_spec("triton") is not None
     if not config.precompile_kernels or not has_triton or not os.path.exists(_NVIDIA) or pool.cache_exists():
         return None

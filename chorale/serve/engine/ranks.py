@@ -207,7 +207,7 @@ def note_slow_exchange(config: EngineConfig, rank_device: RankDevice, resolved: 
     if config.disable_custom_all_reduce or rank_device.rank is None:
         return resolved
     why = rank_device.rank.communicator.why_no_peers
-    reason = f"the GPUs cannot access each other's memory ({why})" if why else "the model is too narrow"
+    reason = f"the GPUs cannot reach each other's memory ({why})" if why else "the model is too narrow"
     note = f"ranks exchange through NCCL, which is slower than Chorale's all-reduce: {reason}"
     if rank_device.rank.share.rank == 0:
         logger.warning(note)

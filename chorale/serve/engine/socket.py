@@ -1,4 +1,4 @@
-"""EngineServerSocket: the engine's end of the socket: connected clients, owners of requests, delivery."""
+"""EngineServerSocket: receives messages from clients, tracks who owns each request, and delivers tokens."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from chorale.engine.types import (
 from chorale.machine.processes import Silence
 
 logger = logging.getLogger(__name__)
-FAILURE_LINGER_MS = 500
+FAILURE_LINGER_MS = 500  # time to send the last messages when the socket is closed
 
 
 class _Owner:
-    """One request in the engine: its client, and how many of its choices have not ended."""
+    """The owner of one request: its client, and the number of choices that have not ended."""
 
     __slots__ = ("client", "num_open")
 
@@ -50,7 +50,7 @@ class _Owner:
 
 
 class _Follower:
-    """A client that follows the engine: its requests since then, and the load that was sent to it last."""
+    """A client that follows the prefix index: its requests since then, and the last numbers sent to it."""
 
     __slots__ = ("last", "num_received")
 
@@ -60,7 +60,7 @@ class _Follower:
 
 
 class EngineServerSocket:
-    """Owns the ROUTER. Main thread only. ``on_orphans`` is called with the requests of a vanished client."""
+    """Owns the ROUTER socket. Only for the main thread. ``on_orphans`` gets the requests of a lost client."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class EngineServerSocket:
         self._poller.poll(round(timeout * 1000))
 
     def receive(self) -> Iterator[tuple[bytes, ToEngine]]:
-        """Yields every message that has arrived, with its sender."""
+        """Yields each message that has arrived, with the client that sent it."""
         while True:
             try:
                 client, data = self._router.recv_multipart(zmq.NOBLOCK)
@@ -143,13 +143,13 @@ class EngineServerSocket:
             self._on_orphans(orphans)
 
     def expire_silent_clients(self) -> None:
-        """Drop clients that were silent for too long. Call after ``receive``, which reads the pings of a long
-        step."""
+        """Drop clients that were silent for too long. Call ``receive`` first: it reads the pings that arrived
+        during a long step."""
         now, limit = self._clock(), self._client_timeout
         for client in [client for client, silence in self._clients.items() if silence.exceeds(now, limit)]:
             message = f"the server process was silent for {self._client_timeout:.0f} s"
             logger.warning("%s: its requests are aborted", message)
-            # If it was only suspended, it would otherwise wait forever for these tokens.
+            # A client that was only suspended would otherwise wait forever for these tokens.
             self._send(client, ClientExpired(self._engine_id, message))
             self.drop(client)
 
@@ -157,16 +157,16 @@ class EngineServerSocket:
 
     def deliver(self, chunks: list[TokenChunk], stats: EngineStats) -> None:
         """Send each client its chunks of this step, in one message."""
-        for client, part in self._by_client(chunks).items():
-            self._send(client, StepMessage(self._engine_id, StepOutputs(part, stats)))
+        for client, own in self._by_client(chunks).items():
+            self._send(client, StepMessage(self._engine_id, StepOutputs(own, stats)))
 
     def follow(self, client: bytes, index: PrefixIndexState, stats: EngineStats) -> None:
-        """Send a client the prefix index; ``update_followers`` tells it what changes."""
+        """Send a client the prefix index; ``update_followers`` sends later changes."""
         self._followers[client] = _Follower()
         self._send(client, PrefixSnapshot(self._engine_id, index, stats))
 
     def received_from(self, client: bytes) -> None:
-        """Count a request of a client, for its view of the load."""
+        """Count a request of a client, which is told how many of its requests have arrived."""
         follower = self._followers.get(client)
         if follower is not None:
             follower.num_received += 1
@@ -176,30 +176,29 @@ class EngineServerSocket:
         return bool(self._followers)
 
     def update_followers(self, changes: BlockChanges | None, stats: EngineStats) -> None:
-        """Tell the followers what changed. Call before ``deliver``: a client that has an answer should know
-        the blocks that it left.
-        """
+        """Send changes to the followers. Call before ``deliver``: a client should know the blocks that a
+        request leaves before it gets the answer."""
         for client, follower in list(self._followers.items()):
-            load = (follower.num_received, stats.num_running, stats.num_waiting, stats.prompt_tokens_left)
-            if changes is not None or load != follower.last:
-                follower.last = load
+            numbers = (follower.num_received, stats.num_running, stats.num_waiting, stats.prompt_tokens_left)
+            if changes is not None or numbers != follower.last:
+                follower.last = numbers
                 self._send(client, EngineUpdate(self._engine_id, stats, follower.num_received, changes))
 
     def _by_client(self, chunks: list[TokenChunk]) -> dict[bytes, list[TokenChunk]]:
-        owners, parts = self._owners, dict[bytes, list[TokenChunk]]()
+        owners, found = self._owners, dict[bytes, list[TokenChunk]]()
         for chunk in chunks:
             owner = owners.get(chunk.request_id)
             if owner is None:
                 continue
-            part = parts.get(owner.client)
-            if part is None:
-                part = parts[owner.client] = []
-            part.append(chunk)
+            own = found.get(owner.client)
+            if own is None:
+                own = found[owner.client] = []
+            own.append(chunk)
             if chunk.finish_reason is not None:
                 owner.num_open -= 1
                 if owner.num_open <= 0:
                     del owners[chunk.request_id]
-        return parts
+        return found
 
     def refuse(self, client: bytes, request: GenerateRequest, reason: str, stats: EngineStats) -> None:
         """End a request that the engine did not accept, with an error for each choice."""
@@ -210,11 +209,11 @@ class EngineServerSocket:
         self._send(client, StepMessage(self._engine_id, StepOutputs(chunks, stats)))
 
     def answer_check(self, client: bytes, number: int, reason: str | None) -> None:
-        """Tell a client whether its grammar can be used."""
+        """Answer a ``CheckGrammar``. ``reason``: why the grammar cannot be used, or None."""
         self._send(client, GrammarChecked(self._engine_id, number, reason))
 
     def announce_failure(self, message: str) -> None:
-        """Report to every client that this engine ends."""
+        """Tell every client that this engine has failed."""
         for client in list(self._clients):
             self._send(client, EngineFailed(self._engine_id, message))
 

@@ -1,4 +1,4 @@
-"""Compiles every kernel of a server before its start, for a GPU that need not be present."""
+"""Compiles all kernels of a server ahead of time. The target GPU need not be present."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``architecture``: "sm_90" or "gfx942". ``hardware``: as the engine will detect it."""
+    """The GPU to compile for. ``architecture``: for example "sm_90" or "gfx942"."""
 
     hardware: Hardware
     architecture: str
@@ -43,7 +43,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """``num_kernels`` is 0 if all were in the cache."""
+    """The result of ``warm``. ``num_kernels``: newly compiled kernels; 0 if all were in the cache."""
 
     num_kernels: int
     seconds: float
@@ -63,9 +63,9 @@ def local_target() -> Target:
 
 
 def warm(config: EngineConfig, model_config: ModelConfig, target: Target, report: Progress) -> Warmed:
-    """Writes all kernels of a server of ``config`` on ``target``, and their manifests, to Triton's cache.
+    """Writes all kernels of a server with ``config`` on ``target``, and their manifests, to Triton's cache.
 
-    The process can compile for no other GPU afterwards. Raises ``ConfigError`` for invalid configurations,
+    Afterwards this process cannot compile for another GPU. Raises ``ConfigError`` for invalid configurations,
     and ``ChoraleError`` if a kernel does not compile or the cache cannot be written.
     """
     from chorale.kernels.triton.precompile import target as targets
@@ -80,7 +80,7 @@ def warm(config: EngineConfig, model_config: ModelConfig, target: Target, report
 
 
 def ranks_of(config: EngineConfig, model: ModelConfig) -> list[Rank | None]:
-    """Returns the ranks, each of which has kernels of its own; None: the only one."""
+    """Returns all ranks, as each has different kernels. A single rank is None."""
     size = config.tensor_parallel_size
     if size == 1:
         return [None]
@@ -114,7 +114,7 @@ def _warm_rank(
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """A server's rank in meta tensors. ``vocab_size``: of all ranks."""
+    """One rank of a server, with meta tensors as weights. ``vocab_size``: size of the whole vocabulary."""
 
     model: GptOss
     vocab_size: int
@@ -123,13 +123,13 @@ class Shapes:
     device: TargetDevice
 
     def record(self, precompiler: Precompiler) -> int:
-        """As ``compile_phase.record``."""
+        """Calls ``compile_phase.record`` for this rank."""
         grammars = GrammarCache(self.vocab_size)
         return record(precompiler, self.model, self.resolved, self.device, grammars, self.dry)
 
 
 def shapes_of(config: EngineConfig, model_config: ModelConfig, target: Target, rank: Rank | None) -> Shapes:
-    """``rank``: None for the only one. Raises ``ConfigError`` for a configuration that the GPU cannot run."""
+    """Returns the shapes of ``rank``. Raises ``ConfigError`` if the GPU cannot run the configuration."""
     from chorale.kernels.triton.ops import TRITON_OPS
     from chorale.kernels.triton.shared_ops import shared_ops
 
@@ -146,7 +146,7 @@ def shapes_of(config: EngineConfig, model_config: ModelConfig, target: Target, r
 
 
 def _check_writable(folder: Path) -> None:
-    """Raises ``ChoraleError`` before anything is compiled that could not be kept."""
+    """Raises ``ChoraleError`` if compiled kernels could not be saved in ``folder``."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -1,6 +1,6 @@
-"""The bytes of a batch of KV events: msgpack, events as maps (vLLM 0.26) or as arrays (earlier versions).
+"""Encodes batches of KV events as msgpack, with events as maps (vLLM 0.26) or arrays (earlier versions).
 
-Fields are listed in the order of the array form. docs/kv-events.md describes both forms.
+Structs list their fields in the order of the array form. docs/kv-events.md describes both forms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class _Stored(msgspec.Struct, tag="BlockStored", omit_defaults=True, gc=False):
     lora_id: int | None
     medium: str
     lora_name: str | None
-    extra_keys: list[list[str] | None] | None = None  # of each block: the salt of the chain, in its first
+    extra_keys: list[list[str] | None] | None = (
+        None  # per block; only the first block of a salted chain has one
+    )
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
@@ -65,7 +67,7 @@ class BatchEncoder:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def encode(self, seconds: float, events: Iterable[IndexEvent]) -> bytes:
-        """Returns the payload: the time, the events, and the number of the replica."""
+        """Returns the payload: the Unix time in seconds, the events, and the index of the replica."""
         return self._encode((seconds, [self._event(event) for event in events], self._replica))
 
     def _event(self, event: IndexEvent) -> Any:

@@ -1,4 +1,4 @@
-"""EventMirror: the blocks that subscribers should know, for those that join late."""
+"""EventMirror: the blocks that subscribers should know, from which late subscribers get a snapshot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from chorale.engine.kv_cache.index_log import BlocksRemoved, BlocksStored, IndexCleared, IndexEvent, Medium
 from chorale.engine.types import CacheGroup
 
-EVENTS_OF_PART = 256  # blocks in a message of a snapshot
+EVENTS_PER_BATCH = 256  # blocks in each batch of a snapshot
 
 
 class _Block(NamedTuple):
@@ -20,7 +20,7 @@ class _Block(NamedTuple):
 
 
 class EventMirror:
-    """State after all events so far: some 300 bytes for each block of the prefix index."""
+    """The state after all events so far. It takes about 300 bytes per block of the prefix index."""
 
     def __init__(self, block_size: int) -> None:
         self._token_bytes = 4 * block_size
@@ -41,16 +41,16 @@ class EventMirror:
         blocks = self._blocks.setdefault((event.group, event.medium), {})
         tokens, size = event.token_ids.tobytes(), self._token_bytes
         parent, salt = event.parent, event.cache_salt
-        for place, block_hash in enumerate(event.hashes):
-            blocks[block_hash] = _Block(parent, tokens[place * size : (place + 1) * size], salt)
+        for index, block_hash in enumerate(event.hashes):
+            blocks[block_hash] = _Block(parent, tokens[index * size : (index + 1) * size], salt)
             parent, salt = block_hash, ""
 
     def snapshot(self) -> Iterator[list[IndexEvent]]:
-        """Yields events that lead to this state, whatever was known before."""
+        """Yields batches of events that clear a subscriber's state and rebuild this one."""
         yield [IndexCleared()]
         for (group, medium), blocks in self._blocks.items():
             known = list(blocks.items())
-            for start in range(0, len(known), EVENTS_OF_PART):
+            for start in range(0, len(known), EVENTS_PER_BATCH):
                 yield [
                     BlocksStored(
                         group,
@@ -60,5 +60,5 @@ class EventMirror:
                         medium,
                         block.cache_salt,
                     )
-                    for block_hash, block in known[start : start + EVENTS_OF_PART]
+                    for block_hash, block in known[start : start + EVENTS_PER_BATCH]
                 ]

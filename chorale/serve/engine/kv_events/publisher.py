@@ -1,9 +1,9 @@
 """KvEventPublisher: sends KV events to subscribers from a thread of the engine process.
 
-The engine's thread only appends a batch to a queue. If the queue is full, the oldest batch is dropped: its
-number is missing from the sequence, and the batch after it starts with ``AllBlocksCleared``, so that
-subscribers that do not look at the numbers hold no blocks that are gone. A subscriber that reads too slowly
-loses batches in the same way (``hwm``), without a trace here.
+The engine's thread only appends a batch to a queue. If the queue is full, the oldest batch is dropped: the
+sequence has a gap, and the next batch starts with ``AllBlocksCleared``, so that subscribers that ignore
+sequence numbers keep no removed blocks. A subscriber that reads too slowly loses batches as well (``hwm``),
+which this process does not notice.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from chorale.serve.engine.kv_events.mirror import EventMirror
 from chorale.serve.engine.kv_events.sockets import open_publisher, open_replay
 
 logger = logging.getLogger(__name__)
-END = (-1).to_bytes(8, "big", signed=True)  # number of the message that ends a replay
-SNAPSHOT = 2**64 - 2  # asked for instead of a number: the whole index
-REPLAY_BYTES = 256 * 2**20  # most bytes of batches that are kept for replays
-_WARN_SECONDS = 60.0  # between two lines about dropped batches
+END = (-1).to_bytes(8, "big", signed=True)  # sequence number of the message that ends a replay
+SNAPSHOT = 2**64 - 2  # sequence number that requests a snapshot of the whole index
+REPLAY_BYTES = 256 * 2**20  # limit on the size of batches kept for replays
+_WARN_SECONDS = 60.0  # least interval of warnings about dropped batches
 _SHUTDOWN_SECONDS = 1.0
-_SLICE, _PAUSE = 64, 0.0005  # batches of a replay between two pauses, and their seconds
+_SLICE, _PAUSE = 64, 0.0005  # batches of a replay between two pauses, and seconds of a pause
 
 
 class RecordingCore(Protocol):
-    """A core that logs what enters and leaves its prefix index: ``engine.core.EngineCore``."""
+    """A core that logs changes of its prefix index (implemented by ``engine.core.EngineCore``)."""
 
     limits: EngineLimits
 
@@ -51,8 +51,8 @@ def open_kv_events(config: KvEventsConfig | None, replica: int = 0) -> KvEventPu
 
 
 class KvEventPublisher:
-    """The publisher of one engine. All methods are for the engine's thread; another thread owns the sockets
-    from ``start`` on."""
+    """The publisher of one engine. All methods are for the engine's thread. After ``start``, another thread
+    owns the sockets."""
 
     def __init__(self, config: KvEventsConfig, replica: int = 0) -> None:
         """Opens the sockets. Raises ``ConfigError`` if an address is taken or cannot be used."""
@@ -68,25 +68,25 @@ class KvEventPublisher:
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
         self._pending: deque[tuple[int, float, list[IndexEvent]]] = deque()
-        self._is_awake = False  # the thread will look at ``_pending`` again
+        self._is_awake = False  # the thread is about to read ``_pending``
         self._is_closing = False
-        self.num_batches = 0  # also the next number of the sequence
+        self.num_batches = 0  # also the next sequence number
         self.num_dropped = 0
         self._thread: threading.Thread | None = None
-        # The thread's own:
+        # Used by the publishing thread only:
         self._topic = self._config.topic.encode()
-        self._next = 0  # number of the batch that should come next
+        self._next = 0  # expected sequence number of the next batch
         self._is_empty = True  # no block was ever reported as stored
-        self._kept: deque[tuple[int, bytes]] = deque()  # for replays
+        self._kept: deque[tuple[int, bytes]] = deque()  # batches for replays
         self._kept_bytes = 0
-        self._mirror: EventMirror | None = None  # for snapshots
-        self._unreported = 0
+        self._mirror: EventMirror | None = None  # state for snapshots
+        self._unreported = 0  # dropped batches that no warning has counted
         self._warned_at = -_WARN_SECONDS
 
     def start(self, core: RecordingCore) -> None:
-        """Turn on the log of ``core``, and start publishing.
+        """Turn on the index log of ``core``, and start publishing.
 
-        The first batch clears what subscribers know of an earlier engine.
+        The first batch tells subscribers to clear the blocks of an earlier engine.
         """
         self._log, limits = core.index_log, core.limits
         core.log_index()
@@ -100,11 +100,11 @@ class KvEventPublisher:
         self._thread.start()
 
     def collect(self) -> None:
-        """Publish what was logged since the last step, if nobody else reads the log."""
+        """Publish the events logged since the last call. Only for cores whose log nothing else reads."""
         self.publish(self._log.take())
 
     def publish(self, events: list[IndexEvent]) -> None:
-        """Publish what the log of a step has. Never blocks."""
+        """Queue the events of a step for publishing. Never blocks."""
         if self._config.groups != "all":
             events = [
                 each for each in events if isinstance(each, IndexCleared) or each.group is CacheGroup.FULL
@@ -112,7 +112,7 @@ class KvEventPublisher:
         if not events:
             return
         if len(self._pending) >= self._config.max_queue_size:
-            with contextlib.suppress(IndexError):  # the thread took it
+            with contextlib.suppress(IndexError):  # the thread has just taken it
                 self._pending.popleft()
                 self.num_dropped += 1
         self._pending.append((self.num_batches, time.time(), events))
@@ -126,7 +126,7 @@ class KvEventPublisher:
             os.write(self._wake_write, b"\0")
 
     def close(self) -> None:
-        """Publish what is queued and that all blocks are gone, and close the sockets."""
+        """Publish the queued batches and ``AllBlocksCleared``, and close the sockets."""
         if self._thread is not None:
             self.publish([IndexCleared()])
             self._is_closing = True
@@ -141,7 +141,7 @@ class KvEventPublisher:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    # ------------------------------------------------------------------ the thread
+    # ------------------------------------------------------------------ publishing thread
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -156,17 +156,17 @@ class KvEventPublisher:
                     self._read_subscriptions()
                 if self._wake_read in ready:
                     os.read(self._wake_read, 4096)
-                    self._is_awake = False  # before the queue is read
+                    self._is_awake = False  # cleared before reading the queue, so that no batch is missed
                     self._send_pending()
                 if self._router is not None and self._router in ready:
                     self._replay(self._router)
             except Exception:
-                logger.exception("the publisher of KV events failed; it continues")
+                logger.exception("an error in the publisher of KV events; it continues")
                 time.sleep(0.1)
 
     def _read_subscriptions(self) -> None:
-        """While no block was stored, repeat for new subscribers that there is none: they may know those of an
-        earlier engine."""
+        """Repeat the last batch for new subscribers as long as no block was ever stored: it clears the blocks
+        of an earlier engine."""
         is_new = False
         with contextlib.suppress(zmq.Again):
             while True:
@@ -203,8 +203,8 @@ class KvEventPublisher:
         self._unreported += count
         if time.monotonic() - self._warned_at >= _WARN_SECONDS:
             logger.warning(
-                "%d batches of KV events were dropped, because max_queue_size (%d) were waiting; subscribers "
-                "start again with an empty index",
+                "%d batches of KV events were dropped, because the queue was full (max_queue_size %d); "
+                "subscribers start again with an empty index",
                 self._unreported,
                 self._config.max_queue_size,
             )
@@ -213,29 +213,29 @@ class KvEventPublisher:
     # ------------------------------------------------------------------ replays
 
     def _replay(self, router: zmq.Socket[bytes]) -> None:
-        """Answer one request: the kept batches from a number on, or a snapshot, then ``END``."""
+        """Answer a replay request: kept batches from a sequence number on, or a snapshot, then ``END``."""
         client, *rest = router.recv_multipart()
         delimiter, start = rest[:-1], rest[-1] if rest else b""
         if len(start) != 8 or delimiter not in ([], [b""]):
-            logger.warning("a replay request without 8 bytes of a sequence number was ignored")
+            logger.warning("ignored a replay request that is not a sequence number of 8 bytes")
             return
         first = int.from_bytes(start, "big")
         batches = self._snapshot() if first == SNAPSHOT else [each for each in self._kept if each[0] >= first]
         head = [client, *delimiter]
         try:
-            for place, (number, payload) in enumerate(batches, 1):
+            for count, (number, payload) in enumerate(batches, 1):
                 router.send_multipart([*head, number.to_bytes(8, "big"), payload], zmq.NOBLOCK)
-                if place % _SLICE == 0:  # new batches, and the interpreter lock for the engine's thread
+                if count % _SLICE == 0:  # send new batches, and let the engine's thread have the GIL
                     self._send_pending()
                     time.sleep(_PAUSE)
             router.send_multipart([*head, END, b""], zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            logger.warning("a replay of KV events was given up: %s", error)
+            logger.warning("a replay of KV events was cancelled: %s", error)
 
     def _snapshot(self) -> list[tuple[int, bytes]]:
-        """Returns the index as it is after the last batch, whose number all parts have."""
-        parts, now = list[tuple[int, bytes]](), time.time()
+        """Returns the index after the last batch as batches that all have its sequence number."""
+        batches, now = list[tuple[int, bytes]](), time.time()
         for events in () if self._mirror is None else self._mirror.snapshot():
-            parts.append((self._next - 1, self._encoder.encode(now, events)))
-            time.sleep(_PAUSE)  # leaves the interpreter lock to the engine's thread
-        return parts
+            batches.append((self._next - 1, self._encoder.encode(now, events)))
+            time.sleep(_PAUSE)  # lets the engine's thread have the GIL
+        return batches

@@ -1,4 +1,4 @@
-"""The sockets of the KV event publisher: which addresses are bound, and clear errors for the others."""
+"""Opens the sockets of the KV event publisher, with clear errors for addresses that cannot be used."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from chorale.errors import ConfigError
 
 _HOST = re.compile(r"tcp://\[?(?P<host>.*?)\]?:(?P<port>\d+)")
 _ANY = ("*", "0.0.0.0", "::")
-_LINGER_MS = 200  # for the last batch
-_LEAST_QUEUE = 10_000  # messages to an asker: 2.5 million blocks of a snapshot
-_MAX_REQUEST = 1024  # bytes of a message that a subscriber sends
-_CANNOT = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EINVAL)  # no IPv6 here
+_LINGER_MS = 200  # time to send the last batch when the socket is closed
+_LEAST_QUEUE = 10_000  # queued messages per replay client, enough for a snapshot of 2.5 million blocks
+_MAX_REQUEST = 1024  # bytes of a message from a subscriber
+_NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EINVAL)
 
 
 def open_publisher(
     context: zmq.Context[zmq.Socket[bytes]], config: KvEventsConfig, replica: int
 ) -> zmq.Socket[bytes]:
-    """Returns the socket that publishes. It also reads subscriptions, hence XPUB.
+    """Returns the publishing socket. It is an XPUB socket, since it also reads subscriptions.
 
     Raises ``ConfigError`` if the address is taken or cannot be used.
     """
     endpoint = endpoint_of(config.endpoint, replica)
     publisher = context.socket(zmq.XPUB)
-    publisher.setsockopt(zmq.XPUB_VERBOSE, 1)  # every subscription, not only the first one to a topic
+    publisher.setsockopt(zmq.XPUB_VERBOSE, 1)  # report every subscription, not only the first to a topic
     publisher.setsockopt(zmq.SNDHWM, config.hwm)
     _settle(publisher, endpoint)
     if is_bound(endpoint, config.bind):
@@ -43,22 +43,23 @@ def open_publisher(
 def open_replay(
     context: zmq.Context[zmq.Socket[bytes]], config: KvEventsConfig, replica: int
 ) -> zmq.Socket[bytes] | None:
-    """Returns the socket of replays, or None if they are off. Raises as ``open_publisher``."""
+    """Returns the socket for replays, or None if they are off. Raises as ``open_publisher``."""
     if config.replay_endpoint is None:
         return None
     endpoint = endpoint_of(config.replay_endpoint, replica)
     router = context.socket(zmq.ROUTER)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a full or vanished client raises
-    router.setsockopt(zmq.SNDHWM, max(config.buffer_steps + 1, _LEAST_QUEUE))  # a whole replay
+    router.setsockopt(zmq.SNDHWM, max(config.buffer_steps + 1, _LEAST_QUEUE))  # room for a whole replay
     _settle(router, endpoint)
     _bind(router, endpoint, "replay_endpoint", "")
     return router
 
 
 def is_bound(endpoint: str, wanted: bool | None = None) -> bool:
-    """Returns whether the publisher listens on this address; otherwise it connects to it.
+    """Returns whether the publisher listens on this address rather than connecting to it.
 
-    It listens on paths, wildcards, interfaces and addresses of this machine, unless ``wanted`` decides.
+    ``wanted`` decides if it is not None. By default the publisher listens on paths, wildcards, and interfaces
+    and addresses of this machine.
     """
     found = _HOST.fullmatch(endpoint)
     if wanted is not None or found is None:
@@ -100,7 +101,7 @@ def _bind(opened: zmq.Socket[bytes], endpoint: str, name: str, hint: str) -> Non
         try:
             opened.bind(endpoint)
         except zmq.ZMQError as error:
-            if error.errno not in _CANNOT or not endpoint.startswith("tcp://*:"):
+            if error.errno not in _NO_IPV6 or not endpoint.startswith("tcp://*:"):
                 raise
             opened.setsockopt(zmq.IPV6, 0)
             opened.bind(endpoint)
@@ -112,7 +113,7 @@ def _bind(opened: zmq.Socket[bytes], endpoint: str, name: str, hint: str) -> Non
 
 
 def _check_free(endpoint: str) -> None:
-    """Raises ``OSError`` if another process listens on this path, which libzmq would take from it."""
+    """Raises ``OSError`` if another process listens on this path, since libzmq would replace its socket."""
     path = endpoint.removeprefix("ipc://")
     if path == endpoint or path.startswith("@") or not os.path.exists(path):
         return
@@ -121,5 +122,5 @@ def _check_free(endpoint: str) -> None:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
-            return  # left by a process that was killed
+            return  # a killed process has left this file
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
