@@ -1,1 +1,1 @@
-"""The processes of a running server: the supervisor, the HTTP side, and in ``engine`` those on the device."""
+"""The processes of a server: the supervisor, the HTTP processes (``http``) and the engine (``engine``)."""

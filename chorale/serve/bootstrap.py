@@ -1,7 +1,7 @@
-"""Start of the server's child processes, which end with their parent.
+"""Configuration of the server's child processes, which end with their parent.
 
-The configuration is msgpack on standard input, never in argv, which every user of the machine can read.
-Sockets are in a directory with mode 0700, so no other user can connect.
+The configuration is sent as msgpack on standard input. It is never in argv, which every user of the machine
+can read. Sockets are in a directory with mode 0700, so no other user can connect.
 """
 
 from __future__ import annotations
@@ -29,17 +29,14 @@ from chorale.machine.folders import Folder, folder_for_sockets, write_whole
 from chorale.machine.processes import HEARTBEAT_TIMEOUT, die_with_parent
 from chorale.serve.logs import LogOptions
 
-# Exit codes; from sysexits.h where it defines one.
+# Exit codes, from sysexits.h if it defines one.
 EXIT_OK = 0
 EXIT_FAILED = 1  # gave up after repeated crashes, or the HTTP server failed
-EXIT_CONFIG = 2  # the configuration cannot run; a restart would not help
+EXIT_CONFIG = 2  # invalid configuration; a restart would not help
 EXIT_STEP = 70  # EX_SOFTWARE: an engine step raised
-SECRET_VARIABLES = (
-    "CHORALE_API_KEY",
-    "VLLM_API_KEY",
-    "CHORALE_PREFIX_SECRET",
-)  # removed from every child's environment
-# Keys of search services, for the HTTP processes only.
+# Variables that are removed from the environment of every child process.
+SECRET_VARIABLES = ("CHORALE_API_KEY", "VLLM_API_KEY", "CHORALE_PREFIX_SECRET")
+# API keys of search services. Only the HTTP processes inherit them.
 TOOL_KEY_VARIABLES = (
     "EXA_API_KEY",
     "YDC_API_KEY",
@@ -52,7 +49,7 @@ FAILURE_FILE = "failure"
 
 
 class EngineTcp(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's listening TCP sockets. Clients need the public key."""
+    """The listening TCP sockets of an engine, and the public key that clients need."""
 
     engine: TcpSocket
     beats: TcpSocket
@@ -62,13 +59,13 @@ class EngineTcp(msgspec.Struct, frozen=True, kw_only=True):
 class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     """The engine process's configuration, from stdin. Times are seconds."""
 
-    directory: str  # of the sockets; exists, mode 0700
+    directory: str  # existing directory for the sockets, with mode 0700
     config: EngineConfig
     parent_pid: int
-    name: str = "engine"  # in the log; replicas are engine-0, engine-1, ...
-    replica: int = 0
-    environment: dict[str, str] = {}  # on top of the supervisor's: which devices are this engine's
-    prefix_secret: bytes = b""  # key of the prefix hashes, the same for all replicas; "": drawn
+    name: str = "engine"  # name in log lines; replicas are engine-0, engine-1, ...
+    replica: int = 0  # index of this replica
+    environment: dict[str, str] = {}  # added environment variables, which select this engine's devices
+    prefix_secret: bytes = b""  # key of the prefix hashes, the same for all replicas; random if empty
     heartbeat_interval: float = 0.2
     client_timeout: float = 10.0  # requests of a client that is silent for this long are aborted
     log: LogOptions = LogOptions()
@@ -77,12 +74,12 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> EngineAddress:
-        """Returns the endpoints for processes of this machine."""
+        """Returns the endpoints for clients on this machine."""
         return local_address(self.directory, self.tcp.public_key if self.tcp is not None else "")
 
     @property
     def inherited(self) -> tuple[int, ...]:
-        """Descriptors that the engine process inherits."""
+        """Returns the file descriptors that the engine process inherits."""
         return () if self.tcp is None else (self.tcp.engine.fd, self.tcp.beats.fd)
 
 
@@ -92,27 +89,27 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     server: ServerConfig
     model: str
-    engine_directories: tuple[str, ...] = ()  # of each replica; (): one engine, in ``directory``
-    seed: int = 0  # source of the seeds of requests without one, with several engines
+    engine_directories: tuple[str, ...] = ()  # one per replica; empty for one engine, in ``directory``
+    seed: int = 0  # with several engines: the source of seeds for requests without one
     api_key_hashes: tuple[bytes, ...]
     socket_fds: tuple[int, ...]
     parent_pid: int
     process: int = 0  # index of this API process
-    beats: int = -1  # descriptor to which it writes a byte now and then, as long as its event loop runs
-    heartbeat_timeout: float = 2 * HEARTBEAT_TIMEOUT  # seconds of silence after which it hangs
+    beats: int = -1  # file descriptor of a pipe to which its event loop writes heartbeats, one byte each
+    heartbeat_timeout: float = 2 * HEARTBEAT_TIMEOUT  # seconds of silence after which it counts as hung
     log: LogOptions = LogOptions()
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The reason why an engine process ended, left in ``directory`` for the supervisor."""
+    """The reason why an engine process ended, which it writes to a file for the supervisor."""
 
     message: str
     deterministic: bool  # a restart would fail again
-    is_gpu: bool = False  # the GPU's hardware failed, so a restart may fail again
+    is_gpu: bool = False  # the hardware of the GPU failed, so a restart may fail again
 
 
 class ChildStart(Protocol):
-    """The part of every child's configuration that ties it to its parent."""
+    """The field that the configurations of all child processes have."""
 
     @property
     def parent_pid(self) -> int: ...
@@ -122,7 +119,7 @@ StartT = TypeVar("StartT", bound=ChildStart)
 
 
 def read_start(stream: BinaryIO, type_: type[StartT]) -> StartT:
-    """Reads the configuration; from then on this process ends when its parent ends.
+    """Reads the configuration, and makes this process end when its parent ends.
 
     Raises ``msgspec.DecodeError`` if the message is not a ``type_``.
     """
@@ -132,7 +129,7 @@ def read_start(stream: BinaryIO, type_: type[StartT]) -> StartT:
 
 
 def configured_secret(config: EngineConfig, environment: Mapping[str, str]) -> bytes:
-    """Returns the key of the prefix hashes if others must know it, else b"", so that the engine draws one."""
+    """Returns the key of the prefix hashes if others must know it; otherwise b"", for a random key."""
     events = config.kv_events_config
     if (events is not None and events.is_on) or environment.get("CHORALE_PREFIX_SECRET"):
         return shared_secret(environment)
@@ -140,9 +137,10 @@ def configured_secret(config: EngineConfig, environment: Mapping[str, str]) -> b
 
 
 def replicate(start: EngineStart, count: int) -> tuple[EngineStart, ...]:
-    """Returns the start of each replica: its folder of sockets, which is made, and its devices.
+    """Returns the configuration of each replica, and creates the directories for their sockets.
 
-    On a CPU they share its cores and memory. Raises ``ConfigError`` if there are fewer GPUs than they need.
+    Each replica gets its own GPUs. On a CPU, replicas share its cores and memory. Raises ``ConfigError`` if
+    there are too few GPUs.
     """
     if count == 1:
         return (start,)
@@ -166,12 +164,12 @@ def replicate(start: EngineStart, count: int) -> tuple[EngineStart, ...]:
 
 
 def make_directory() -> Folder:
-    """Makes a private directory for the sockets, with short enough paths.
+    """Creates a private directory for the sockets, whose paths have a length limit.
 
     Removes the directories of killed servers. Raises ``ConfigError`` if no location is suitable.
     """
-    places = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")
-    folder = folder_for_sockets(places, "000/engine")  # a replica has a folder in it
+    parents = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")
+    folder = folder_for_sockets(parents, "000/engine")  # each replica has a subfolder
     if folder is not None:
         return folder
     raise ConfigError("no directory for the engine's sockets: set TMPDIR to a short, writable path")
@@ -189,7 +187,7 @@ def write_failure(directory: str | Path, failure: Failure) -> None:
 
 
 def take_failure(directory: str | Path) -> Failure | None:
-    """Returns and removes the failure that the last engine process left, or None."""
+    """Returns the failure that the last engine process has written, or None, and removes its file."""
     path = Path(directory) / FAILURE_FILE
     try:
         data = path.read_bytes()
@@ -209,5 +207,5 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def inherited_sockets(fds: tuple[int, ...]) -> list[socket.socket]:
-    """Return the listening sockets of inherited descriptors; the kernel knows their family and type."""
+    """Returns the listening sockets of inherited descriptors. Their family and type are detected."""
     return [socket.socket(fileno=fd) for fd in fds]

@@ -36,8 +36,8 @@ from chorale.serve.watch import EnginePulse, RestartPolicy, WatchLimits
 logger = logging.getLogger(__name__)
 ENGINE_COMMAND = (sys.executable, "-m", "chorale.serve.engine.process")
 WATCH_INTERVAL = 0.1  # seconds
-SPAWN_LOCK = threading.Lock()  # uvloop refuses to start a process while a loop of another thread starts one
-SPAWN_RETRY = 0.005  # seconds between two tries to take the lock
+SPAWN_LOCK = threading.Lock()  # uvloop cannot start processes from loops of two threads at the same time
+SPAWN_RETRY = 0.005  # seconds between two attempts to acquire the lock
 
 OnStatus = Callable[[EngineStatus, EngineInfo | None], None]
 
@@ -45,16 +45,16 @@ OnStatus = Callable[[EngineStatus, EngineInfo | None], None]
 async def spawn(command: Sequence[str], start: msgspec.Struct, *, pass_fds: Sequence[int] = ()) -> Process:
     """Starts a child process and sends it ``start`` on standard input.
 
-    It has its own session, so a terminal's Ctrl-C reaches only the supervisor. API keys are removed from its
-    environment.
+    The child has its own session, so Ctrl-C in a terminal reaches only the supervisor. API keys are removed
+    from its environment.
     """
     hidden = SECRET_VARIABLES + (TOOL_KEY_VARIABLES if isinstance(start, EngineStart) else ())
     environment = {k: v for k, v in os.environ.items() if k not in hidden}
-    # OpenMP's waiting threads must sleep: spinning threads would take the core of the HTTP side.
+    # Idle OpenMP threads must sleep: spinning threads would take CPU time from the HTTP processes.
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(start, EngineStart):
         environment |= start.environment
-    while not SPAWN_LOCK.acquire(blocking=False):  # a blocking call would stop this loop
+    while not SPAWN_LOCK.acquire(blocking=False):  # a blocking call would block the event loop
         await asyncio.sleep(SPAWN_RETRY)
     try:
         process = await asyncio.create_subprocess_exec(
@@ -64,7 +64,7 @@ async def spawn(command: Sequence[str], start: msgspec.Struct, *, pass_fds: Sequ
         SPAWN_LOCK.release()
     stdin = process.stdin
     if stdin is not None:
-        # If it has exited, the caller notices when it waits. RuntimeError: uvloop's for a closed pipe.
+        # If the child has exited, its caller will notice. uvloop raises RuntimeError for a closed pipe.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError, RuntimeError):
             stdin.write(msgspec.msgpack.encode(start))
             await stdin.drain()
@@ -87,7 +87,7 @@ async def end(process: Process, grace: float) -> int:
 
 
 class EngineMonitor:
-    """Keeps one engine process running. ``run`` returns the exit code when stopped or after giving up."""
+    """Keeps one engine process running. ``run`` returns an exit code when stopped or after giving up."""
 
     def __init__(
         self,
@@ -105,10 +105,10 @@ class EngineMonitor:
         self._stopping = asyncio.Event()
         self._last: tuple[EngineStatus, EngineInfo | None] | None = None
         self.failure: Failure | None = None  # reason for giving up
-        self._was_ready = False  # the running or last engine process
-        self.pid: int | None = None  # of the running engine process
+        self._was_ready = False  # whether the running or last engine process has become ready
+        self.pid: int | None = None  # process id of the running engine process
         self.num_restarts = 0
-        self._ran_on: str | None = None  # the GPU of an earlier or the running engine process
+        self._ran_on: str | None = None  # name of the GPU used by this or an earlier engine process
 
     def stop(self) -> None:
         """Ask ``run`` to end the engine process and return."""
@@ -122,7 +122,7 @@ class EngineMonitor:
             failure = take_failure(self._start.directory)
             if failure is None:
                 failure = Failure(hang_reason or f"the engine process {_manner(code)}", deterministic=False)
-            if failure.deterministic:  # a configuration error, which the status reports
+            if failure.deterministic:  # a configuration error: the status has the message
                 return self._give_up(self._with_lost_gpu(failure), EXIT_CONFIG)
             logger.error("%s", failure.message)
             delay = self._restart_policy.add(
@@ -156,7 +156,7 @@ class EngineMonitor:
         )
 
     def _with_lost_gpu(self, failure: Failure) -> Failure:
-        """An engine that ran on a GPU finds none when it is started again: the GPU was lost."""
+        """Adds a hint that the GPU was lost, if an earlier engine process ran on one."""
         if self._ran_on is None:
             return failure
         is_nvidia = find_platform(self._start.config.device) is CUDA
@@ -169,7 +169,7 @@ class EngineMonitor:
         )
 
     def _remember_gpu(self, info: EngineInfo) -> None:
-        """Makes a restart use a GPU again: ``auto`` would take the CPU once a GPU is lost."""
+        """Replaces the device ``auto``, with which a restart would use the CPU after the GPU is lost."""
         if self._ran_on is not None or info.device.lower().startswith("cpu"):
             return
         self._ran_on = info.device
@@ -184,14 +184,14 @@ class EngineMonitor:
         return self._stopping.is_set()
 
     async def _run_once(self) -> tuple[int, str | None]:
-        """Runs one engine process. Returns its exit code, and why it hung if it was killed for that."""
+        """Runs one engine process. Returns its exit code, and the reason if it was killed because it hung."""
         self._was_ready = False
         config = self._start.config
         timeout = self._timeout * self._restart_policy.growth(time.monotonic())
         start = msgspec.structs.replace(self._start, config=replace(config, heartbeat_timeout=timeout))
         try:
             process = await spawn(self._command, start, pass_fds=start.inherited)
-        except OSError as error:  # no memory or descriptors: counts as a crash, and may be temporary
+        except OSError as error:  # no memory or file descriptors: counts as a crash, as it may be temporary
             return EXIT_FAILED, f"the engine process could not be started: {error}"
         self.pid = process.pid
         watching = asyncio.ensure_future(self._watch(process.pid, timeout))
@@ -204,7 +204,7 @@ class EngineMonitor:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             hang_reason = watching.result() if watching.done() and process.returncode is None else None
             if hang_reason is not None:
-                logger.error("the engine process %d hangs (%s): killing it", process.pid, hang_reason)
+                logger.error("killing the engine process %d, which hangs: %s", process.pid, hang_reason)
                 await self._dump_and_kill(process)
             return await end(process, self._limits.kill_grace), hang_reason
         finally:
@@ -223,7 +223,7 @@ class EngineMonitor:
             process.kill()
 
     async def _watch(self, pid: int, timeout: float) -> str:
-        """Follows the heartbeats of the process that was just started. Returns why it hangs."""
+        """Reads the heartbeats of the engine process until it hangs. Returns the reason."""
         pulse = EnginePulse(self._limits, timeout, pid, time.monotonic())
         with zmq.Context() as context, context.socket(zmq.SUB) as heartbeats:
             heartbeats.setsockopt(zmq.LINGER, 0)
@@ -233,7 +233,7 @@ class EngineMonitor:
             curve.enter(heartbeats, address.public_key)
             heartbeats.connect(address.beats)
             while True:
-                # This loop may have been delayed: read heartbeats before judging the silence.
+                # This loop may have been delayed, so read all heartbeats before checking for silence.
                 self._read_heartbeats(heartbeats, pulse)
                 hang_reason = pulse.hang_reason(time.monotonic())
                 if hang_reason is not None:
@@ -247,7 +247,7 @@ class EngineMonitor:
             except zmq.Again:
                 return
             except DECODE_ERRORS as error:
-                logger.error("dropped a heartbeat that does not decode: %s", error)
+                logger.error("dropped a heartbeat that cannot be decoded: %s", error)
                 continue
             if beat.pid == self.pid:
                 pulse.hear(beat, time.monotonic())

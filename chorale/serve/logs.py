@@ -1,6 +1,4 @@
-"""Log records of one line each: text, in which a client's bytes cannot forge a line or move the cursor, or an
-object of JSON.
-"""
+"""Logging with one line per record, as text or JSON. Escapes text from clients, which cannot forge a line."""
 
 from __future__ import annotations
 
@@ -28,14 +26,14 @@ _ESCAPES = {
     code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
     for code in (*range(32), *range(127, 160), 0x2028, 0x2029)
 }
-# They log each request at INFO: searches, pages, MCP calls, downloads.
+# Libraries that log each of their HTTP requests at INFO.
 CHATTY = ("httpx2", "httpcore2", "httpx", "httpcore", "huggingface_hub", "urllib3", "filelock", "websockets")
-EXPORTER = "opentelemetry."  # loggers that repeat a fault with every batch of spans
-EXPORTER_SECONDS = 60.0
+EXPORTER = "opentelemetry."  # prefix of loggers that repeat an error with every batch of spans
+EXPORTER_SECONDS = 60.0  # least interval of the same message
 
 
 class LogOptions(msgspec.Struct, frozen=True):
-    """The logging of a process. ``lock``: a file that the server's processes lock while they write a line."""
+    """Logging options of a process. ``lock``: path of a file that processes lock while writing a line."""
 
     level: str = "info"
     format: Literal["text", "json"] = "text"
@@ -47,7 +45,7 @@ class LogOptions(msgspec.Struct, frozen=True):
 
 
 class OneLineFormatter(logging.Formatter):
-    """Escapes control characters in messages. Tracebacks keep their lines."""
+    """Escapes control characters in messages. Tracebacks keep their line breaks."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = record.message.translate(_ESCAPES)
@@ -55,7 +53,7 @@ class OneLineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as an object of JSON. The attribute ``fields`` of a record adds members."""
+    """Formats a record as a JSON object. The attribute ``fields`` of a record adds members."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -84,30 +82,31 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineHandler(logging.Handler):
-    """Writes each record to stderr at once. Lines of processes that share stderr never mix: a pipe takes long
-    ones in parts, so the processes exclude each other by the lock file.
-    """
+    """Writes each record to stderr, without buffering. The lock file keeps lines of several processes apart:
+    a pipe accepts long lines only in pieces."""
 
     def __init__(self, options: LogOptions) -> None:
         super().__init__()
         self.options = options
         self._lock_file: int | None = None
         if options.lock:
-            with contextlib.suppress(OSError):  # without it only lines above 4 kB can be torn
+            with contextlib.suppress(
+                OSError
+            ):  # without the lock, only lines longer than 4 kB can be mixed up
                 self._lock_file = os.open(options.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             data = f"{self.format(record)}\n".encode("ascii", "backslashreplace")
-            with self._alone():
+            with self._locked():
                 _write(sys.stderr.fileno(), data)
         except OSError:
-            pass  # stderr is closed: there is nowhere to say so
+            pass  # stderr is closed, so the error cannot be logged
         except Exception:
             self.handleError(record)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         if self._lock_file is None:
             yield
             return
@@ -127,7 +126,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 class ExporterFilter(logging.Filter):
-    """Passes a message of the exporter of traces once a minute: a collector may be away for days."""
+    """Passes each message of the trace exporter once a minute, as a collector may be down for days."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +143,7 @@ class ExporterFilter(logging.Filter):
 
 
 def configure_logging(options: LogOptions, process: str = "") -> None:
-    """Configures root logging on stderr. ``process``: its name in the lines, such as ``engine-0``."""
+    """Configures root logging on stderr. ``process``: name in log lines, for example ``engine-0``."""
     handler: logging.Handler
     if options.format == "json":
         handler = LineHandler(options)
@@ -163,7 +162,7 @@ def configure_logging(options: LogOptions, process: str = "") -> None:
 
 
 def share_lock(path: str) -> None:
-    """Makes the lines of this process exclude those of its children, which get the same lock file."""
+    """Sets the lock file of this process, which its child processes use as well."""
     root = logging.getLogger()
     for handler in [each for each in root.handlers if isinstance(each, LineHandler)]:
         shared = LineHandler(msgspec.structs.replace(handler.options, lock=path))
@@ -183,7 +182,7 @@ def inherited_options() -> LogOptions:
 
 
 def _log_uncaught() -> None:
-    """Logs warnings and what no one catches, instead of printing it over many lines."""
+    """Logs warnings and uncaught exceptions, which Python would print on several lines."""
     logger = logging.getLogger("chorale.uncaught")
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None, /) -> None:

@@ -1,6 +1,6 @@
-"""Checks before anything is started: in well under a second, and without torch.
+"""Checks the configuration before anything is started, in well under a second and without torch.
 
-The engine and the HTTP side find the same faults later; here they end the command before it announces a port.
+The engine and the HTTP processes would find the same errors, but only after the port is announced.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from chorale.tracing.otel import check_endpoint, is_disabled
 
 
 def check_name(config: EngineConfig) -> None:
-    """Raises ``ConfigError`` for a missing folder or another model family."""
+    """Raises ``ConfigError`` for a missing folder or an unsupported model family."""
     if config.model != DEMO and find_folder(config.model) is None:
         check_family(full_name(config.model), revision=config.revision, download_dir=config.download_dir)
 
 
 def check_start(engine: EngineConfig, server: ServerConfig) -> None:
-    """Raises ``ConfigError`` for the first fault."""
+    """Raises ``ConfigError`` for the first error found."""
     check_tls(server)
     if server.otlp_traces_endpoint is not None and not is_disabled(os.environ):
         check_endpoint(server.otlp_traces_endpoint, os.environ)
     count = server.data_parallel_size
-    # Before the device: with too few GPUs for all ranks of all engines, one message has the whole remedy.
+    # This comes before check_device, so that the error for too few GPUs counts all ranks of all engines.
     if count > 1 and replica_environments(engine, count) is None:
         engine = dataclasses.replace(engine, host_share=count)
     check_device(engine)
@@ -52,14 +52,14 @@ def check_start(engine: EngineConfig, server: ServerConfig) -> None:
         _check_sizes(engine, model)
     check_store(server.response_store)
     if server.batch_storage is not None:
-        from chorale.jobs.service import check_place  # many modules, for those who need it
+        from chorale.jobs.service import check_place  # imports many modules
 
         check_place(server)
 
 
 def check_device(config: EngineConfig) -> None:
-    """Raises if a device that was requested by name is missing."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on the CPU
+    """Raises ``ConfigError`` if a device that was requested by name is missing."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # Triton then runs kernels on the CPU
     platform = find_platform(config.device)
     if config.ops == "triton" and not interpreted:
         reason = f"the device is {config.device!r}"
@@ -80,7 +80,7 @@ def check_device(config: EngineConfig) -> None:
 
 
 def find_model(config: EngineConfig) -> ModelConfig | None:
-    """Returns the shape of the model, or None for a hub model that is unknown by name."""
+    """Returns the configuration of the model, or None for a hub model whose name is unknown."""
     if config.model == DEMO:
         return demo_config()
     folder = find_folder(config.model)
@@ -94,33 +94,35 @@ def find_model(config: EngineConfig) -> ModelConfig | None:
 
 
 def _check_sizes(config: EngineConfig, model: ModelConfig) -> None:
-    """Checks sizes on a CPU as the engine does. A GPU's memory is known only to the process that opens it."""
+    """Checks sizes as the engine does. On a GPU memory is not checked: only the engine process opens it."""
     if find_platform(config.device) is None:
         if config.device == "auto" and model.num_parameters > SMALL_PARAMETERS:
-            check_gpus(config.tensor_parallel_size, 0)  # ranks of such a model are meant for GPUs
-        free = available_memory() // (config.host_share * config.tensor_parallel_size)  # a rank's
+            check_gpus(config.tensor_parallel_size, 0)  # several ranks of a large model need GPUs
+        free = available_memory() // (config.host_share * config.tensor_parallel_size)  # per rank
         resolve(config, model, Hardware("cpu", "this machine", free, free))
     else:
         check_model(config, model)
 
 
-def check_store(place: str | None) -> None:
+def check_store(location: str | None) -> None:
     """Checks that the response store can be opened. An unusable default location is not an error."""
-    if place is None:
+    if location is None:
         _check_format(default_path())
         return
-    if place == MEMORY:
+    if location == MEMORY:
         return
     try:
-        if is_postgres(place):
+        if is_postgres(location):
             from chorale.store.database.postgres import connect
 
-            connect(place, False).close()
+            connect(location, False).close()
         else:
-            _check_file(Path(place))
+            _check_file(Path(location))
     except OSError as error:
         if error.errno not in NO_SPACE:  # on a full or read-only disk the server starts without storing
-            raise ConfigError(f"--response-store {place}: cannot open this file: {error.strerror}") from None
+            raise ConfigError(
+                f"--response-store {location}: cannot open this file: {error.strerror}"
+            ) from None
     except ConfigError:
         raise
     except ChoraleError as error:
@@ -128,7 +130,7 @@ def check_store(place: str | None) -> None:
 
 
 def _check_file(path: Path) -> None:
-    """Raises ``OSError``. Checks the folder too, as SQLite writes more files beside the database."""
+    """Raises ``OSError`` if the file, or its folder (in which SQLite creates more files), is not writable."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     if not os.access(path.parent, os.W_OK | os.X_OK):
@@ -137,7 +139,7 @@ def _check_file(path: Path) -> None:
 
 
 def _check_format(path: Path) -> None:
-    """Raises ``ConfigError`` for a file of another format. Unreadable files are checked when opened."""
+    """Raises ``ConfigError`` for an unsupported format. Unreadable files are reported when opened."""
     if not path.is_file():
         return
     try:

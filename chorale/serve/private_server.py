@@ -1,4 +1,4 @@
-"""The server of a command: one at ``--url``, or a private one on a unix socket that ends with the command."""
+"""The server that a command uses: the one at ``--url``, or a private one that ends with the command."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from chorale.requests.openai_client import DEFAULT_URL, Client, Endpoint, api_ur
 
 @contextlib.contextmanager
 def reach(url: str | None, api_key: str | None, serve_arguments: list[str]) -> Iterator[Endpoint]:
-    """Yields the server at ``url``, else one at the default address (without arguments), else a private one,
-    which ends with the block."""
+    """Yields the server at ``url``. Without ``url``, yields the one at the default address if it answers and
+    there are no arguments; otherwise a private server, which ends with the block."""
     if url is None and not serve_arguments and _answers(DEFAULT_URL):
         url = DEFAULT_URL
     if url is not None:
@@ -44,7 +44,7 @@ def _answers(url: str) -> bool:
 
 @dataclass(slots=True)
 class PrivateProcess:
-    """A server that is starting: its process, the socket it will listen on, and the file of its output."""
+    """A server that is starting: its process, the path of its socket, and its log file."""
 
     process: subprocess.Popen[bytes]
     socket: Path
@@ -61,14 +61,14 @@ class PrivateProcess:
 def private_process(
     serve_arguments: Sequence[str], environment: Mapping[str, str] = {}
 ) -> Iterator[PrivateProcess]:
-    """Starts ``chorale serve`` on a unix socket, without the operator's API keys. It ends with the block, and
-    with this process. ``environment``: variables that it gets besides this process's."""
+    """Starts ``chorale serve`` on a unix socket, without the operator's API keys. It ends with the block or
+    with this process. ``environment``: additional variables for it."""
     kept = folder_for_sockets((tempfile.gettempdir(), "/tmp"), "http.sock")
     if kept is None:
         raise ConfigError("cannot create the server's socket: set TMPDIR to a short, writable path")
     with kept as folder:
         socket, log = Path(folder, "http.sock"), Path(folder, "log")
-        # What it stores ends with it: the user's own store is not opened.
+        # Responses are kept in memory only; the user's own store is not opened.
         store = ["--response-store", ":memory:"]
         arguments = command(["serve", *store, *serve_arguments, "--uds", str(socket)])
         kept_variables = {k: v for k, v in os.environ.items() if k not in ("CHORALE_API_KEY", "VLLM_API_KEY")}
@@ -113,14 +113,14 @@ def wait_until_healthy(
 ) -> None:
     """Raises ``ChoraleError`` if the server ends, or is not healthy after ``seconds``.
 
-    Polls every ``pause`` seconds, and shows the phase of the start on a terminal.
+    Polls every ``pause`` seconds, and shows the current phase of the start on a terminal.
     """
     shown, deadline = "", time.monotonic() + seconds
     while time.monotonic() < deadline:
         if started.process.poll() is not None:
             raise ChoraleError(f"the server exited during start-up:\n{started.output()}")
         response = None
-        if started.socket.exists():  # the HTTP library does not close a socket that cannot connect
+        if started.socket.exists():  # httpx2 leaks the socket of a failed connection
             with contextlib.suppress(httpx2.HTTPError):
                 response = client.get("/health", 5.0)
         if response is not None and response.status_code == 200:

@@ -1,4 +1,4 @@
-"""ReplicaStatuses: several engines' statuses, as one for the operator."""
+"""ReplicaStatuses: merges the statuses of several engines into one for the operator."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from chorale.serve.engine_monitor import OnStatus
 
 
 class ReplicaStatuses:
-    """Gives each monitor its ``on_status``, and calls the one of the command line.
+    """Provides the ``on_status`` callback of each monitor, and calls that of the command line.
 
-    That one hears "loading" from the first engine that still loads, "ready" once every engine that has not
-    given up is, the death of any with its index, and "failed" only when all have.
+    The latter is called with "loading" of the first engine that is loading, with "ready" once all engines
+    that have not failed are ready, with each death and the index of its engine, and with "failed" once all
+    engines have failed.
     """
 
     def __init__(self, num_replicas: int, on_status: OnStatus | None) -> None:
@@ -25,7 +26,7 @@ class ReplicaStatuses:
         self._was_ready = False
 
     def callback(self, index: int) -> OnStatus | None:
-        """Returns the callback of a monitor: with one engine, that of the command line itself."""
+        """Returns the callback of a monitor. With one engine it is that of the command line."""
         if len(self._statuses) == 1:
             return self._on_status
         return partial(self._changed, index)
@@ -43,7 +44,7 @@ class ReplicaStatuses:
             self._ready(self._on_status)
 
     def _loading(self, index: int, status: EngineStatus) -> None:
-        first = next(place for place, each in enumerate(self._statuses) if each.state == "loading")
+        first = next(i for i, each in enumerate(self._statuses) if each.state == "loading")
         if index == first and not self._was_ready and self._on_status is not None:
             self._on_status(status, None)
 
@@ -52,15 +53,15 @@ class ReplicaStatuses:
         if all(each.state == "failed" for each in self._statuses):
             self._on_status(status, None)
             return
-        more = "; the others go on without it" if status.state == "failed" else ""
+        more = "; the other engines keep running" if status.state == "failed" else ""
         named = replace(status, state="dead", message=f"engine {index}: {status.message}{more}")
         self._on_status(named, None)
         if status.state == "failed" and not self._was_ready:
             self._ready(self._on_status)
 
     def _ready(self, on_status: Callable[[EngineStatus, EngineInfo | None], None]) -> None:
-        serving = [place for place, each in enumerate(self._statuses) if each.state != "failed"]
-        infos = [info for place in serving if (info := self._infos[place]) is not None]
-        if infos and all(self._statuses[place].state == "ready" for place in serving):
+        serving = [i for i, each in enumerate(self._statuses) if each.state != "failed"]
+        infos = [info for i in serving if (info := self._infos[i]) is not None]
+        if infos and all(self._statuses[i].state == "ready" for i in serving):
             self._was_ready = True
             on_status(EngineStatus("ready"), merge_info(infos))

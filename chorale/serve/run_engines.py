@@ -1,4 +1,4 @@
-"""Keeps the engines of a server running, each under its monitor."""
+"""Runs the engine monitors of a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 async def run_engines(monitors: Sequence[EngineMonitor], starts: Sequence[EngineStart]) -> int:
-    """Returns the exit code of the last one that gives up or is stopped."""
+    """Runs all monitors, and returns the exit code of the last one that gives up or is stopped."""
     engines = [asyncio.ensure_future(monitor.run()) for monitor in monitors]
     reports = [
         asyncio.ensure_future(_report_given_up(monitor, running, start))
@@ -33,9 +33,9 @@ async def run_engines(monitors: Sequence[EngineMonitor], starts: Sequence[Engine
 
 
 async def _report_given_up(monitor: EngineMonitor, running: asyncio.Future[int], start: EngineStart) -> None:
-    """Sends "failed" once ``running`` (``monitor.run()``) has given up, so that every client shows it.
+    """Sends "failed" heartbeats to all clients once ``running`` (``monitor.run()``) has given up.
 
-    It is repeated, since API processes may start or connect later. Returns if the engine was only stopped.
+    They are repeated, since API processes may connect later. Returns at once if the engine was only stopped.
     """
     await asyncio.wait([running])
     if monitor.failure is None:
@@ -46,7 +46,7 @@ async def _report_given_up(monitor: EngineMonitor, running: asyncio.Future[int],
         try:
             socket.bind(heartbeat_address(start.directory))
         except zmq.ZMQError as error:
-            logger.warning("/health shows an engine that was given up as dead: %s", error)
+            logger.warning("/health will show the failed engine as dead: %s", error)
             return
         while True:
             socket.send(encode(beat))

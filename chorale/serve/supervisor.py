@@ -1,4 +1,4 @@
-"""The supervisor: the process that the operator started, above the engine process and the HTTP side.
+"""The supervisor: the process that the operator starts. It starts the engine and the HTTP processes.
 
     supervisor ──spawns──► engine processes        (watched by their heartbeats, restarted with back-off)
         └─ HTTP server in this process, or ──spawns──► N API processes on one listening socket
@@ -41,9 +41,9 @@ from chorale.serve.watch import WatchLimits
 
 logger = logging.getLogger(__name__)
 LOG_LOCK = "log.lock"
-FAILURE_SHOWN = 0.5  # seconds in which clients can still read the error after the final failure of the engine
-DRAIN_SLACK = 10.0  # grace for load balancers, and time to write terminal events
-ENGINE_STOP_SLACK = 2.0  # beyond the engine's own grace
+FAILURE_SHOWN = 0.5  # seconds for which clients can still read the error after the engine has failed
+DRAIN_SLACK = 10.0  # extra seconds for load balancers and the terminal events of streams
+ENGINE_STOP_SLACK = 2.0  # extra seconds after the kill grace of the engine
 
 
 def run(
@@ -60,9 +60,9 @@ def run(
 ) -> int:
     """Serves until a stop signal or a failure, and returns the exit code. Call in the main thread.
 
-    With ``job``, nothing listens: the job uses the app in this process, and its end ends the engines.
+    With ``job``, nothing listens: the job calls the app in this process, and the engines end with it.
 
-    ``api_key_hashes``: ``hash_key`` of each key; the keys themselves stay here. ``on_status`` is called
+    ``api_key_hashes``: ``hash_key`` of each key; child processes never get the keys. ``on_status`` is called
     with the progress of loading, with "ready" and the ``EngineInfo``, after crashes, and with "failed" and
     the message for the operator. Callbacks run on the event loop and must not block. Raises ``ConfigError``
     if the address cannot be listened on.
@@ -176,12 +176,12 @@ class Supervisor:
         return code
 
     async def _verdict(self, engine: asyncio.Task[int], frontend: asyncio.Task[None]) -> int:
-        """Returns the exit code, by what ended first."""
+        """Returns the exit code, which depends on which task has ended first."""
         if self._stop.asked.is_set():
             return EXIT_OK
         if not engine.done():
             error = frontend.exception()
-            # A ChoraleError's message is enough, without a traceback.
+            # The message of a ChoraleError needs no traceback.
             said = error is None or isinstance(error, ChoraleError)
             logger.error(
                 "the HTTP side ended%s", f": {error}" if error else "", exc_info=None if said else error
@@ -209,7 +209,7 @@ class Supervisor:
         if not frontend.done():
             self._frontend.drain()
             await asyncio.wait([frontend], timeout=CUT_GRACE)
-        self._catch_signals()  # the HTTP server took them over and released them when it ended
+        self._catch_signals()  # the HTTP server has removed the handlers at its end
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()

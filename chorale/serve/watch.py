@@ -1,4 +1,4 @@
-"""Decides when an engine process hangs and when it has crashed too often. Starts no processes itself."""
+"""Decides whether an engine process hangs, and whether to restart it. Starts no processes itself."""
 
 from __future__ import annotations
 
@@ -11,28 +11,26 @@ from chorale.machine.processes import LOADING_TIMEOUT, Pulse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchLimits:
-    """Limits of the engine monitor, times in seconds. The defaults are for serving; tests shorten them."""
+    """Limits of the engine monitor; times are seconds. The defaults are for serving; tests shorten them."""
 
-    heartbeat_timeout: float | None = None  # no beat while serving; None: the engine's configuration has it
-    most_doublings: int = 3  # of this limit, one for each kill of a process that hung
+    heartbeat_timeout: float | None = None  # limit of silence while serving; None: as in the configuration
+    most_doublings: int = 3  # how often kills of hung processes can double the heartbeat timeout
     step_timeout: float | None = None  # None: 30 s on an accelerator, 600 s on a CPU (a long prefill chunk)
     step_p99_factor: float = 20.0
-    max_failed_starts: int = (
-        5  # crashes of processes that were never ready, after which a restart would not help
-    )
-    max_deaths: int = (
-        20  # of any kind: something crashes every engine, for example a request that is sent again
-    )
-    deaths_window: float = 300.0  # window in which both are counted
-    max_gpu_faults: int = 3  # of the hardware: a restart often succeeds, because the driver avoids bad memory
-    gpu_faults_window: float = 3600.0
-    backoff: float = 0.1  # before the first restart; doubles with each failed start or hang in the window
+    max_failed_starts: int = 5  # give up after this many crashes of processes that were never ready
+    # Give up after this many crashes of any kind. A request that is sent again may crash every engine.
+    max_deaths: int = 20
+    deaths_window: float = 300.0  # period in which failed starts and deaths are counted
+    # Give up after this many GPU hardware faults. A restart often helps: the driver then avoids bad memory.
+    max_gpu_faults: int = 3
+    gpu_faults_window: float = 3600.0  # period in which GPU faults are counted
+    backoff: float = 0.1  # delay of the first restart; doubles with each failed start or hang in the window
     max_backoff: float = 10.0
     kill_grace: float = 5.0  # from SIGTERM to SIGKILL
     dump_grace: float = 0.5  # from the stack dump of a hung engine to SIGKILL
 
     def step_limit(self, beat: Heartbeat) -> float:
-        """Returns the seconds that the current step may run."""
+        """Returns for how many seconds a step may run."""
         floor = self.step_timeout
         if floor is None:
             on_cpu = beat.info is None or beat.info.device.lower().startswith("cpu")
@@ -41,7 +39,7 @@ class WatchLimits:
 
 
 class EnginePulse:
-    """The heartbeats of one engine process. ``timeout``: its limit while it serves."""
+    """Tracks the heartbeats of one engine process. ``timeout``: its heartbeat timeout while serving."""
 
     def __init__(self, limits: WatchLimits, timeout: float, pid: int | None, now: float) -> None:
         self._limits, self._timeout = limits, timeout
@@ -65,14 +63,14 @@ class EnginePulse:
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """Decides between a restart and giving up, by the crashes in the window.
+    """Decides whether to restart a crashed process, by the number of crashes in the window.
 
-    A process that never becomes ready would otherwise be restarted forever. One that was ready can start: ten
-    kills in as many minutes do not end a server that recovers from each.
+    Few failed starts are allowed, as a process that never becomes ready would be restarted forever. More
+    crashes are allowed after a successful start: ten kills in ten minutes must not end a server.
     """
 
     limits: WatchLimits
-    # Time; whether the start failed; whether it hung.
+    # Each entry: time, whether the start failed, whether the process hung.
     _deaths: deque[tuple[float, bool, bool]] = field(default_factory=deque)
     _gpu_faults: deque[float] = field(default_factory=deque)
 
@@ -81,7 +79,7 @@ class RestartPolicy:
     ) -> float | None:
         """Counts a crash. Returns the seconds to wait before a restart, or None for no restart.
 
-        ``is_gpu``: the GPU's hardware failed. ``is_hang``: it was killed because it seemed to hang.
+        ``is_gpu``: the GPU hardware failed. ``is_hang``: the process was killed because it seemed to hang.
         """
         limits, deaths = self.limits, self._deaths
         if is_gpu:
@@ -100,6 +98,6 @@ class RestartPolicy:
         return min(limits.backoff * 2.0 ** max(doubtful - 1, 0), limits.max_backoff)
 
     def growth(self, now: float) -> float:
-        """Returns the factor of the limit of silence: it doubles with each kill for hanging in the window."""
+        """Returns the factor for the heartbeat timeout: it doubles with each hung process in the window."""
         hangs = sum(hung and now - time <= self.limits.deaths_window for time, _, hung in self._deaths)
         return 2.0 ** min(hangs, self.limits.most_doublings)

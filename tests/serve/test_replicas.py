@@ -147,7 +147,7 @@ def test_one_that_can_never_start_leaves_the_others_serving(server: dict[str, in
             await until(lambda: "ready" in s.states, "the operator is told")
             assert (await complete(s, [1] * 40))[0] == 200
             (lost,) = [e["message"] for e in s.events if e.get("state") == "dead"]
-            assert lost == "engine 1: out of memory; the others go on without it"
+            assert lost == "engine 1: out of memory; the other engines keep running"
             assert "failed" not in s.states
             for _ in range(4):  # whichever process answers
                 while await states(s) != ["ready", "failed"]:
@@ -203,7 +203,7 @@ def test_ready_is_said_once_all_are_and_a_death_names_its_engine() -> None:
     told.tell(0, "failed", "no memory")
     told.tell(1, "failed", "no memory either")
     assert told.heard == [
-        ("dead", "engine 0: no memory; the others go on without it"), ("failed", "no memory either")
+        ("dead", "engine 0: no memory; the other engines keep running"), ("failed", "no memory either")
     ]  # fmt: skip
 
 
