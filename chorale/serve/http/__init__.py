@@ -1,1 +1,1 @@
-"""The HTTP side of a server: the listening server, its drain, and the app that it serves."""
+"""The HTTP side of a server: opens the app, serves it and drains it."""

@@ -1,4 +1,4 @@
-"""One of several HTTP processes in front of one engine; all accept on the same inherited sockets.
+"""An API process: one of several HTTP processes of a server, which all accept on the same sockets.
 
 Started by the supervisor as ``python -m chorale.serve.http.api_process``, with an ``ApiStart`` on stdin.
 """
@@ -28,7 +28,7 @@ from chorale.serve.http.app import make_client, serve_http
 from chorale.serve.logs import configure_logging
 
 logger = logging.getLogger(__name__)
-BEAT_SECONDS = 0.5
+BEAT_SECONDS = 0.5  # interval of heartbeats
 
 
 async def serve(start: ApiStart) -> None:
@@ -44,10 +44,10 @@ async def serve(start: ApiStart) -> None:
 
 
 async def _beat(descriptor: int) -> None:
-    """Tells the supervisor that this event loop runs."""
+    """Writes heartbeats for the supervisor, which stop if the event loop is blocked."""
     os.set_blocking(descriptor, False)
     while True:
-        with contextlib.suppress(BlockingIOError):  # the supervisor was stopped, and the pipe is full
+        with contextlib.suppress(BlockingIOError):  # the supervisor is suspended, and the pipe is full
             os.write(descriptor, b".")
         await asyncio.sleep(BEAT_SECONDS)
 
@@ -56,7 +56,7 @@ def main() -> int:
     collect_rarely()
     start = read_start(sys.stdin.buffer, ApiStart)
     configure_logging(start.log, f"api-{start.process}")
-    settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))  # the supervisor handles a terminal's
+    settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))  # the supervisor handles these
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(start))

@@ -1,4 +1,4 @@
-"""Serves the app for an engine client, in an API process or under the supervisor."""
+"""Opens and serves the app for an engine client, in an API process or in the supervisor."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from chorale.tracing.otel import open_tracer
 
 logger = logging.getLogger(__name__)
 
-# Thresholds of the garbage collector. Requests leave cycles, and collecting 50,000 objects holds the loop for
-# 30 to 70 ms.
+# Thresholds of the garbage collector. Requests leave reference cycles, and collecting 50,000 objects blocks
+# the event loop for 30 to 70 ms.
 COLLECTOR = (10_000, 20, 100)
 
 
 def make_client(start: ApiStart) -> RemoteClient | FixedFleet:
-    """Returns a client with this process's share of the queue."""
+    """Returns a client. Each API process may queue its share of ``max_queued_requests``."""
     queued, count = start.server.max_queued_requests, start.server.api_server_count
     if not start.engine_directories:
         return RemoteClient(start.directory, max_queued_requests=queued, num_api_processes=count)
@@ -67,11 +67,10 @@ async def serve_http(client: EngineClient, start: ApiStart, sockets: list[socket
 async def opened_app(
     client: EngineClient, start: ApiStart
 ) -> AsyncIterator[tuple[HttpMiddleware, list[Service]]]:
-    """Yields the app with its tools and its store, and the services that run beside its requests.
+    """Yields the app, and the services to run along with it. Opens the tools and the store.
 
-    Meanwhile the garbage collector runs rarely, and not over the objects that exist already.
-
-    Raises ``ConfigError`` if the tools, the store or the storage of files cannot be opened.
+    While the app is open, the garbage collector runs rarely and skips the objects that exist already. Raises
+    ``ConfigError`` if the tools, the store or the storage of files cannot be opened.
     """
     try:
         vocab = await asyncio.to_thread(_load_vocabulary)
@@ -94,7 +93,7 @@ async def opened_app(
 
 
 def make_services(state: ServerState, batches: BatchService | None) -> list[Service]:
-    """Returns the services of this process. ``state``: the app's; ``batches``: None if it keeps no files."""
+    """Returns the services of this process. ``batches`` is None if the Files and Batches APIs are off."""
     config = state.config
     services: list[Service] = [
         Endless(lambda: share_metrics(state.metrics)),
@@ -102,14 +101,14 @@ def make_services(state: ServerState, batches: BatchService | None) -> list[Serv
     ]
     if batches is not None:
         services.insert(0, make_runner(state, batches))
-    # One process logs for all: each sees the whole engine.
+    # Only one process logs the throughput, as each process sees that of all.
     if not config.disable_log_stats and state.metrics.process == 0:
         services.append(Endless(lambda: log_throughput(state.client, config.log_stats_interval)))
     return services
 
 
 def _load_vocabulary() -> Vocabulary:
-    """Returns the vocabulary, and builds what would hold the interpreter's lock when first used."""
+    """Returns the vocabulary, after building its lazy tables, which would hold the GIL during a request."""
     vocab = load_vocabulary()
     vocab.encode("")
     return vocab
@@ -132,7 +131,7 @@ def _make_state(client: EngineClient, start: ApiStart, vocab: Vocabulary, tools:
 
 
 def _open_store(config: ServerConfig, vocab: Vocabulary) -> ResponseStore:
-    """Opens the store. Raises ``ConfigError``: at start-up the operator must fix it."""
+    """Opens the store. Raises ``ConfigError``, as the operator has to fix errors at start-up."""
     try:
         return open_store(config, recovery(vocab))
     except StoreError as error:

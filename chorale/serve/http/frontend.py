@@ -1,4 +1,4 @@
-"""The HTTP side under the supervisor: in its own process, or in several children on the same socket."""
+"""The HTTP side of the supervisor: a server in its process, or several API processes on one socket."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from chorale.serve.watch import RestartPolicy, WatchLimits
 
 logger = logging.getLogger(__name__)
 API_COMMAND = (sys.executable, "-m", "chorale.serve.http.api_process")
-SETTLED = 10.0  # seconds after which an API process counts as having been ready
-CUT_GRACE = 5.0  # seconds that an API process has to cut running requests
+SETTLED = 10.0  # seconds of running after which an API process counts as ready
+CUT_GRACE = 5.0  # seconds in which an API process must cancel running requests
 
 
 class HttpFrontend(Protocol):
-    """``run`` serves until drained, and raises what made it fail."""
+    """The HTTP side. ``run`` serves until it is drained, and raises an exception if it fails."""
 
     async def run(self) -> None: ...
 
     def drain(self) -> None:
-        """First call: lets running requests finish. Second call: cuts them."""
+        """First call: lets running requests finish. Second call: cancels them."""
         ...
 
     def fail(self, message: str) -> None:
-        """Reports that no engine will be started again."""
+        """Tells clients that no engine will be started again."""
         ...
 
 
 class InProcessFrontend:
-    """The HTTP server on the supervisor's event loop. It handles signals itself, through ``stop``."""
+    """The HTTP server on the supervisor's event loop. Signals set ``stop``, which both share."""
 
     def __init__(self, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
         self._start, self._sockets, self._stop = start, sockets, stop
         self._client: RemoteClient | FixedFleet | None = None
 
     async def run(self) -> None:
-        # Imported here, so that the engine process starts meanwhile.
+        # Imported late, so that the engine process starts first.
         http = await asyncio.to_thread(importlib.import_module, "chorale.serve.http.app")
         self._client = client = http.make_client(self._start)
         client.start()
@@ -71,7 +71,7 @@ class InProcessFrontend:
 
 
 class MultiProcessFrontend:
-    """N API processes. Each connects to the engine itself; one that exits is restarted."""
+    """Several API processes, each connected to the engine. One that exits or hangs is restarted."""
 
     def __init__(self, start: ApiStart, *, limits: WatchLimits, command: Sequence[str] = API_COMMAND) -> None:
         self._start, self._command = start, tuple(command)
@@ -96,7 +96,7 @@ class MultiProcessFrontend:
             code, hung = await self._run_once(index)
             if self._num_drains:
                 return
-            if code == EXIT_CONFIG:  # it has logged the reason; a restart would fail again
+            if code == EXIT_CONFIG:  # the process has logged the reason
                 raise ConfigError("an API process cannot run with this configuration")
             now = time.monotonic()
             delay = self._restart_policy.add(now, was_ready=now - started > SETTLED, is_hang=hung)
@@ -112,7 +112,7 @@ class MultiProcessFrontend:
             start = msgspec.structs.replace(self._start, process=index, beats=theirs)
             process = await spawn(self._command, start, pass_fds=(*start.socket_fds, theirs))
             self._processes[index] = process
-            if self._num_drains:  # asked to drain while it was being started
+            if self._num_drains:  # drained while the process was being started
                 self._terminate(process)
             watching = asyncio.ensure_future(self._kill_if_it_hangs(process, ours))
             try:
@@ -145,7 +145,7 @@ class MultiProcessFrontend:
             self._terminate(process)
 
     def fail(self, message: str) -> None:
-        """Does nothing: the processes notice the engine's end themselves and are about to be stopped."""
+        """Does nothing: the processes notice the failure themselves and will soon be stopped."""
 
     @staticmethod
     def _terminate(process: Process) -> None:

@@ -1,4 +1,4 @@
-"""JobFrontend: in place of the HTTP server, a job that uses the app in this process, without a socket."""
+"""JobFrontend: runs a job that calls the app in this process, instead of an HTTP server."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from chorale.api.http.middleware import HttpMiddleware
     from chorale.api.listening import Stop
 
-_LOOK_SECONDS = 0.05  # between two looks at the engine while it loads
+_POLL_SECONDS = 0.05  # interval of checking whether the engine is ready
 
 
 class Job(Protocol):
-    """Work on the app. ``run`` is called once the engine is ready; its end ends the engine."""
+    """Work with the app. ``run`` is called once the engine is ready; when it returns, the engine ends."""
 
     async def run(self, app: HttpMiddleware) -> None: ...
 
     def stop(self) -> None:
-        """First call: lets running requests finish. Second call: cuts them."""
+        """First call: lets running requests finish. Second call: cancels them."""
         ...
 
 
@@ -37,7 +37,7 @@ class JobFrontend:
         self._draining = False
 
     async def run(self) -> None:
-        # Imported here, so that the engine process starts meanwhile.
+        # Imported late, so that the engine process starts first.
         http = await asyncio.to_thread(importlib.import_module, "chorale.serve.http.app")
         server = await asyncio.to_thread(importlib.import_module, "chorale.serve.http.server")
         self._client = client = http.make_client(self._start)
@@ -54,13 +54,13 @@ class JobFrontend:
         self._stop()
 
     async def _ready(self, client: RemoteClient | FixedFleet) -> bool:
-        """Returns whether the engine is ready; False if the job has to end before."""
+        """Waits for the engine. Returns False if the job has to stop before it is ready."""
         while not self._draining:
             try:
                 _ = client.info
                 return True
             except EngineLoadingError:
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
         return False
 
     def drain(self) -> None:

@@ -1,12 +1,12 @@
 """Request limits at the protocol level, added to uvicorn's httptools protocol.
 
-Limits: header bytes and count (431), header time (408), overhead of a chunked body (400), and the time for
-which a client may not read (the connection is dropped). At most one request waits behind the one that is
-being answered; then the connection is not read. Errors are OpenAI error objects. A WebSocket handshake hands
-the connection to ``websocket``; offers of other protocols are ignored, which HTTP allows.
+Limits: size and number of headers (431), time until all headers have arrived (408), overhead of a chunked
+body (400), and the time for which a client may stop reading (the connection is aborted). One pipelined
+request may wait for the current response; then reading is paused. Errors are OpenAI error objects. A
+WebSocket handshake hands the connection to ``websocket``; HTTP allows other upgrades to be ignored.
 
-The subclass is small because it depends on a few of uvicorn's internal methods, which
-``tests/api/http/test_protocol.py`` tests over real sockets.
+The subclass depends on internal methods of uvicorn. ``tests/api/http/test_protocol.py`` tests them over real
+sockets.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from chorale.api.http.websocket import WRITE_TIMEOUT_SECONDS, WebSocketProtocol
 from chorale.config.engine import ServerConfig
 from chorale.errors import ChoraleError, HeadersTooLargeError, RequestError, RequestTimeoutError
 
-# Seconds for which a refused client's data is read and dropped, so that it sees the response and not a reset.
+# Seconds for which data of a refused client is read and dropped, so that it gets the response, not a reset.
 _LINGER_SECONDS = 2.0
 _FRAMING = (b"content-length", b"transfer-encoding")
-# Allowed bytes of a chunked body that are not data (sizes, extensions, trailers): in total, plus per chunk.
+# Bytes of a chunked body that may be overhead (sizes, extensions, trailers): in total, and for each chunk.
 _CHUNK_OVERHEAD = 16 * 1024
 _OVERHEAD_PER_CHUNK = 256
 # A chunked body is parsed in pieces of this size, so that overhead is detected early.
 _CHUNKED_PIECE = 16 * 1024
-# Bytes of a connection that are parsed before other connections have their turn: 2 ms for chunks of one byte.
+# Bytes of a connection that are parsed before those of other connections: 2 ms for chunks of one byte.
 TURN_BYTES = 32 * 1024
-_AT_ONCE = 4 * 1024  # bytes that need not wait for a turn
-# Requests that may begin in one part. More than two can only follow the end of a chunked body, which is not
-# known before it is parsed.
+_AT_ONCE = 4 * 1024  # up to this many bytes are parsed without waiting for other connections
+# Requests that may begin in one piece. More than two are possible only after a chunked body, whose end is
+# unknown until it is parsed.
 MAX_BEGUN = 16
 
 
 class _Parser(httptools.HttpRequestParser):
-    """A parser that continues after a head that offers another protocol, unless that is WebSocket.
+    """A parser that ignores the ``Upgrade`` header, except for WebSocket.
 
-    Java's client offers HTTP/2 (``Upgrade: h2c``) with the first request of each connection. httptools stops
-    at such a head and leaves the rest to the other protocol, so the body would be lost or, if it arrives
-    separately, be parsed as the next request.
+    Java's client sends ``Upgrade: h2c`` with the first request of each connection. httptools stops parsing
+    after the headers of an upgrade, so the body would be lost or, if it arrives separately, be parsed as the
+    next request.
     """
 
     def __init__(self, protocol: LimitedProtocol) -> None:
@@ -68,7 +68,7 @@ class _Parser(httptools.HttpRequestParser):
 
 
 class _UnchunkedCycle(RequestResponseCycle):
-    """The cycle of an HTTP/1.0 request: the end of the connection ends an answer of unknown length."""
+    """The cycle of an HTTP/1.0 request. A response of unknown length ends with the connection."""
 
     async def send(self, message: Any) -> None:
         if self.chunked_encoding is None:
@@ -81,7 +81,7 @@ class _UnchunkedCycle(RequestResponseCycle):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. ``limited_protocol`` sets the fields of the class; uvicorn creates the instances."""
+    """One connection. ``limited_protocol`` sets the class attributes; uvicorn creates the instances."""
 
     limits: ServerConfig
     turns: Turns
@@ -89,15 +89,15 @@ class LimitedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = _Parser(self)
-        self._offered = False  # the head offers another protocol; its body follows
-        self.opens_websocket = False  # the other protocol is WebSocket
+        self._offered = False  # the headers request an upgrade, which is ignored
+        self.opens_websocket = False  # the headers request an upgrade to WebSocket
         self._successor: WebSocketProtocol | None = None
-        self._held = bytearray()  # received and not parsed
+        self._unparsed = bytearray()  # received bytes
         self._has_turn = False  # a call of _read_on is scheduled
-        self._num_begun = 0  # requests that began in this part
+        self._num_begun = 0  # requests that began in this piece
         self._num_left = 0  # bytes of a body with Content-Length that have not been parsed
         self._is_chunked = False
-        self._num_overhead = 0  # non-data bytes of a chunked body, minus the allowance of its chunks
+        self._num_overhead = 0  # overhead of a chunked body in bytes, minus the allowance for its chunks
         self._in_head = True
         self._head_is_new = True
         self._num_head_bytes = 0
@@ -112,7 +112,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        self._held += data
+        self._unparsed += data
         if len(data) > _AT_ONCE:
             self._take_turn()
             self._pause_or_resume()
@@ -120,16 +120,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._read_on()
 
     def _read_on(self) -> None:
-        """Parses what has arrived, for one turn, up to a request that must wait for another's response."""
+        """Parses up to ``TURN_BYTES`` bytes, but stops at a request that must wait for another response."""
         self._has_turn, left = False, TURN_BYTES
         while self._may_parse() and left > 0:
-            part = self._next_part()
-            left -= len(part)
-            self._parse(part)
-        if self._successor is not None and self._held:
-            self._successor.data_received(bytes(self._held))
+            piece = self._next_piece()
+            left -= len(piece)
+            self._parse(piece)
+        if self._successor is not None and self._unparsed:
+            self._successor.data_received(bytes(self._unparsed))
         if self._refused or self._successor is not None or self.transport.is_closing():
-            self._held.clear()
+            self._unparsed.clear()
             return
         if self._may_parse():
             self._take_turn()
@@ -142,39 +142,39 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _may_parse(self) -> bool:
         ended = self._refused or self._successor is not None or self.transport.is_closing()
-        return bool(self._held) and not self.pipeline and not ended
+        return bool(self._unparsed) and not self.pipeline and not ended
 
     def _pause_or_resume(self) -> None:
-        """Pauses reading while bytes wait here, or the handler has not taken enough of a body."""
+        """Pauses reading while bytes are unparsed, or the handler has much of a body left to read."""
         cycle = self.cycle
         is_full = cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
-        if self._held or self.pipeline or is_full:
+        if self._unparsed or self.pipeline or is_full:
             self.flow.pause_reading()
         else:
             self.flow.resume_reading()
 
-    def _next_part(self) -> bytes:
-        """Takes bytes that end with the head or the body in which they begin, if its end is known."""
+    def _next_piece(self) -> bytes:
+        """Removes and returns unparsed bytes, up to the end of the current headers or body if it is known."""
         if self._in_head:
             self._arm_head_timer()
             most = self.limits.max_header_bytes + 1 - self._num_head_bytes
-            end = self._held.find(b"\r\n\r\n", 0, most)
+            end = self._unparsed.find(b"\r\n\r\n", 0, most)
             most = end + 4 if end >= 0 else most
         else:
             most = _CHUNKED_PIECE if self._is_chunked else max(1, min(self._num_left, TURN_BYTES))
-        part = bytes(self._held[:most])
-        del self._held[:most]
-        return part
+        piece = bytes(self._unparsed[:most])
+        del self._unparsed[:most]
+        return piece
 
-    def _parse(self, part: bytes) -> None:
+    def _parse(self, piece: bytes) -> None:
         was_in_body = not self._in_head
         self._head_is_new, self._num_begun = False, 0
-        super().data_received(part)
+        super().data_received(piece)
         if self._is_chunked and not self._in_head:
-            self._count_overhead(len(part) if was_in_body else 0)
-        # The head of a pipelined request that begins within this part is counted from the next part on.
+            self._count_overhead(len(piece) if was_in_body else 0)
+        # The headers of a request that begins within this piece are counted from the next piece on.
         if self._in_head and not self._head_is_new:
-            self._num_head_bytes += len(part)
+            self._num_head_bytes += len(piece)
             if self._num_head_bytes > self.limits.max_header_bytes:
                 self._refusal = HeadersTooLargeError(
                     f"the headers are larger than {self.limits.max_header_bytes} bytes"
@@ -190,9 +190,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._pause_or_resume()
 
     def _count_overhead(self, num_bytes: int) -> None:
-        """Counts the overhead of ``num_bytes`` of a chunked body; 0 if unknown, since its head came with
-        them.
-        """
+        """Counts the overhead in ``num_bytes`` of a chunked body; 0 if they came with its headers."""
         self._num_overhead = max(0, self._num_overhead + num_bytes) if num_bytes else 0
         if self._num_overhead > _CHUNK_OVERHEAD:
             self._refusal = RequestError(
@@ -206,7 +204,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_headers = 0
         self._num_begun += 1
         if self._num_begun > MAX_BEGUN:
-            self._refusal = RequestError("too many requests follow without waiting", code="invalid_http")
+            self._refusal = RequestError("too many pipelined requests", code="invalid_http")
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -217,7 +215,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._offered:  # this parser replaces it
+        if self._offered:  # called by the parser from ``pass_over``
             self._offered = False
             return
         self._offered = self.parser.should_upgrade()
@@ -236,7 +234,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.scope[CYCLE] = self.cycle, self.turns  # type: ignore[literal-required]
 
     def _take_host(self) -> None:
-        """Lets a request target with a host replace the Host header (RFC 9112, section 3.2.2)."""
+        """Replaces the Host header with the host of an absolute request target (RFC 9112, section 3.2.2)."""
         if self.url.startswith((b"/", b"*")):
             return
         target = httptools.parse_url(self.url)
@@ -254,25 +252,23 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._offered or self.opens_websocket:  # httptools considers the request complete after the head
+        if self._offered or self.opens_websocket:  # httptools ends an upgrade after the headers
             return
         self._in_head = self._head_is_new = True
         if self._refusal is None:
             super().on_message_complete()
 
     def pass_over(self) -> _Parser:
-        """Returns a parser for the body of an ignored offer, primed with a head that delimits the body."""
+        """Returns a parser for the body after an ignored upgrade, which is first fed the body's framing."""
         framing = [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] in _FRAMING]
         self.parser = parser = _Parser(self)
         parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *framing, b"\r\n"]))
         return parser
 
-    # ---------------------------------------------------------------- another protocol
+    # ---------------------------------------------------------------- WebSocket
 
     def _offers_websocket(self) -> bool:
-        """Returns whether the request is a WebSocket handshake: a GET without a body and without pipelined
-        data.
-        """
+        """Returns whether the request is a WebSocket handshake: a GET without a body, not pipelined."""
         has_body = any(name in _FRAMING for name, _ in self.headers)
         idle = self.cycle is None or self.cycle.response_complete
         method, version = self.parser.get_method(), self.parser.get_http_version()
@@ -280,7 +276,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return is_get and not has_body and idle and self._get_upgrade() == b"websocket"
 
     def open_websocket(self, rest: bytes) -> None:
-        """Hands the connection over. ``rest``: bytes received after the head."""
+        """Hands the connection to a WebSocketProtocol. ``rest``: bytes received after the headers."""
         self._cancel_head_timer()
         self._cancel_write_timer()
         self._unset_keepalive_if_required()
@@ -302,7 +298,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.set_protocol(self._successor)
         self._successor.open(self.transport, scope, rest)
 
-    # ---------------------------------------------------------------- time
+    # ---------------------------------------------------------------- timeouts
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -346,7 +342,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # ---------------------------------------------------------------- refusals
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses the request. uvicorn calls this when httptools rejects the bytes."""
+        """Refuses the request. uvicorn calls this if httptools raises a parser error."""
         self._refuse(self._refusal or RequestError("the request is not valid HTTP", code="invalid_http"))
 
     def _refuse(self, error: ChoraleError) -> None:
@@ -359,7 +355,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_answering():
             self.transport.close()
             return
-        if self.cycle is not None:  # its body was invalid HTTP: stop the handler from waiting for the rest
+        if self.cycle is not None:  # the body is invalid HTTP: the handler must not wait for the rest
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         response = error_response(error)
@@ -373,14 +369,12 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _is_answering(self) -> bool:
-        """Returns whether a response may be in progress, so that no error can be written."""
+        """Returns whether a response may have been started, after which no error can be sent."""
         cycle = self.cycle
         unfinished = cycle is not None and cycle.response_started and not cycle.response_complete
         return unfinished or bool(self.pipeline)
 
 
 def limited_protocol(config: ServerConfig) -> type[LimitedProtocol]:
-    """Returns the protocol class for one configuration. uvicorn instantiates it, so the class holds the
-    limits.
-    """
+    """Returns the protocol class with the limits of one configuration, for uvicorn to instantiate."""
     return type("ConfiguredProtocol", (LimitedProtocol,), {"limits": config, "turns": Turns()})

@@ -1,9 +1,9 @@
 """Runs an app as a listening server and shuts it down gracefully.
 
-On SIGTERM (or another of ``stop_signals``): /ready returns 503 (``Lifecycle.draining``) while requests are
-accepted for ``drain_grace`` more seconds; then the listener closes; running requests get ``shutdown_timeout``
-seconds; then the engine's client is closed, which ends each remaining stream with an error event; two seconds
-later the connections are closed. A second signal skips the waiting.
+On SIGTERM (or another of ``stop_signals``), /ready returns 503 (``Lifecycle.draining``), and requests are
+accepted for ``drain_grace`` more seconds. Then the listener closes, and running requests may continue for
+``shutdown_timeout`` seconds. Then the engine client is closed, which ends each remaining stream with an error
+event. Two seconds later, the connections are closed. A second signal skips the waiting.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 60
-_GRACE_SECONDS = 5.0
+_GRACE_SECONDS = 5.0  # default ``drain_grace`` behind a load balancer
 _CUT_SECONDS = 2.0  # time to write the terminal events of cancelled streams
-_TICK_SECONDS = 1.0  # between two dates of answers
-_LOOK_SECONDS = 0.01  # between two looks at the connections of a server that ends
+_TICK_SECONDS = 1.0  # interval of updating the Date header
+_POLL_SECONDS = 0.01  # interval of checking for open connections during shutdown
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handling, which ``stop_signals`` replaces.
+    """A uvicorn server without signal handling, which ``stop_signals`` replaces.
 
-    uvicorn's own looks ten times a second whether it should end, and then waits 0.1 s for connections.
+    It also ends sooner: uvicorn polls ``should_exit`` ten times a second, and connections every 0.1 s.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -55,12 +55,12 @@ class _Server(uvicorn.Server):
         yield
 
     def end(self) -> None:
-        """Closes the listener and idle connections; ``serve`` returns once the others have ended."""
+        """Closes the listener and idle connections. ``serve`` returns once the others have ended."""
         self.should_exit = True
         self._ending.set()
 
     async def main_loop(self) -> None:
-        while not await self.on_tick(0):  # sets the date of the headers
+        while not await self.on_tick(0):  # updates the Date header
             await _wait(self._ending, _TICK_SECONDS)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -69,18 +69,18 @@ class _Server(uvicorn.Server):
         for listener in sockets or []:
             listener.close()
         state, asked = self.server_state, set[object]()
-        # One look at least: what was accepted just before the listener closed becomes a connection after it.
+        # Sleep at least once, until a socket accepted just before has become a connection.
         while not self.force_exit:
             for connection in state.connections - asked:
                 connection.shutdown()
                 asked.add(connection)
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             if not state.connections and not state.tasks:
                 return
-        # The servers' ``wait_closed`` would wait for these without end (asyncio's, from Python 3.12 on).
+        # Otherwise ``wait_closed`` of asyncio's servers would wait forever for these (from Python 3.12 on).
         for connection in list(state.connections):
             connection.transport.abort()
-        await asyncio.sleep(0)  # then they have heard of it
+        await asyncio.sleep(0)  # lets the connections handle the abort
 
 
 def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
@@ -105,7 +105,7 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
 
 
 def _local_only(app: HttpMiddleware, config: ServerConfig) -> ASGIApp:
-    """Adds the check of Host names to a server without keys that only this machine can reach."""
+    """Adds a check of the Host header if the server has no API keys and listens on a loopback address."""
     behind_proxy = bool(config.root_path) or bool(config.allowed_origins)
     if config.uds is None and is_loopback(config.host) and not app.has_keys and not behind_proxy:
         return LocalHosts(app, config.host)
@@ -113,11 +113,11 @@ def _local_only(app: HttpMiddleware, config: ServerConfig) -> ASGIApp:
 
 
 class Service(Protocol):
-    """Work beside the requests of a server process."""
+    """Background work of a server process."""
 
     @property
     def num_running(self) -> int:
-        """Returns how many pieces of work ``drain`` would wait for."""
+        """Returns the number of running tasks for which ``drain`` would wait."""
         ...
 
     async def run(self) -> None:
@@ -125,19 +125,19 @@ class Service(Protocol):
         ...
 
     def leave(self) -> None:
-        """Begins nothing that another process can do."""
+        """Stops taking work that another process can do."""
         ...
 
     async def drain(self) -> None:
-        """Waits until what is running has ended."""
+        """Waits until the running work has ended."""
         ...
 
     async def put_back(self) -> None:
-        """Leaves what another process can go on with to others. Never raises."""
+        """Gives work that another process can continue to other processes. Never raises."""
         ...
 
     async def close(self) -> None:
-        """Ends everything. Never raises."""
+        """Ends all work. Never raises."""
         ...
 
 
@@ -153,8 +153,8 @@ async def serve_app(
 ) -> None:
     """Serves until a signal (or ``stop``), then drains.
 
-    ``on_ready`` is called once connections are accepted. ``drain_grace`` None: 5 s if a load balancer may be
-    in front, 0 on a loopback address or a unix socket.
+    ``on_ready`` is called once connections are accepted. ``drain_grace`` defaults to 0 on a loopback address
+    or a unix socket; otherwise to 5 s, for load balancers.
     """
     stop = stop or Stop()
     check_tls(config)
@@ -178,7 +178,7 @@ async def serve_app(
                 for helper in helpers:
                     helper.cancel()
                 await asyncio.gather(*helpers, return_exceptions=True)
-    # Otherwise other processes use it, and the supervisor removes it.
+    # With several API processes, the supervisor removes the unix socket.
     if config.api_server_count == 1:
         _remove_socket(config)
 
@@ -187,7 +187,7 @@ async def serve_app(
 async def listening(
     app: ASGIApp, config: ServerConfig, sockets: Sequence[socket.socket]
 ) -> AsyncIterator[None]:
-    """Serves an app beside the work of the body, without drain or signals."""
+    """Serves an app while the body runs, without drain or signals."""
     server = _Server(_uvicorn_config(app, config))
     serving = asyncio.create_task(server.serve(sockets=list(sockets)))
     try:
@@ -200,7 +200,7 @@ async def listening(
 
 @contextlib.asynccontextmanager
 async def attended(app: HttpMiddleware, services: Sequence[Service]) -> AsyncIterator[None]:
-    """Serves the app under another program's HTTP server, which listens, drains and stops."""
+    """Runs the services of an app that another program's HTTP server serves and drains."""
     async with _running(services):
         try:
             yield
@@ -210,7 +210,7 @@ async def attended(app: HttpMiddleware, services: Sequence[Service]) -> AsyncIte
 
 @contextlib.asynccontextmanager
 async def _running(services: Sequence[Service]) -> AsyncIterator[None]:
-    """Runs the services beside the body, and closes them at its end."""
+    """Runs the services while the body runs, then closes them."""
     with _quick_switching():
         tasks = [asyncio.create_task(service.run()) for service in services]
         try:
@@ -262,7 +262,7 @@ async def _drain(
 
 
 async def _finish(services: Sequence[Service], timeout: float, stop: Stop) -> None:
-    """Waits for the work of the services, as long as for requests with a connection."""
+    """Waits at most ``timeout`` seconds for the services to finish; less if ``stop.hurry`` is set."""
     num_running = sum(service.num_running for service in services)
     if not num_running:
         return
@@ -284,7 +284,7 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 def _quick_switching() -> Iterator[None]:
     """Sets the thread switch interval to 1 ms while serving.
 
-    With the default of 5 ms, a thread that parses a large body would slow all streams to 200 events a second.
+    With the default of 5 ms, a thread that parses a large body would limit streams to 200 events a second.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(0.001)
@@ -296,7 +296,7 @@ def _quick_switching() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals(stop: Stop) -> Iterator[None]:
-    """Connects ``stop_signals`` to ``stop``. Only the main thread can handle signals."""
+    """Calls ``stop`` on a stop signal. Does nothing outside the main thread, which cannot handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Services of ``serve_app``: work beside the requests of a server process."""
+"""Services for ``serve_app``: background work of a server process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chorale.jobs.background import Resumer
 
 logger = logging.getLogger(__name__)
 
-_SHARE_SECONDS = 1.0
+_SHARE_SECONDS = 1.0  # interval of writing the metrics
 
 
 class Endless:
@@ -34,7 +34,7 @@ class Endless:
 
 
 class BackgroundResponses:
-    """The background responses of this process, with those that it takes over from others."""
+    """The background responses of this process, including those that it takes over from others."""
 
     def __init__(self, state: ServerState, resumer: Resumer) -> None:
         self._background, self._store, self._resumer = state.background, state.store, resumer
@@ -47,7 +47,7 @@ class BackgroundResponses:
         await self._background.watch(self._store, self._resumer)
 
     def leave(self) -> None:
-        """Does nothing: requests that are still accepted may begin more."""
+        """Does nothing: requests that are still accepted may start background responses."""
 
     async def drain(self) -> None:
         await self._background.drain()
@@ -60,10 +60,10 @@ class BackgroundResponses:
 
 
 async def share_metrics(metrics: Metrics) -> None:
-    """Shows this process's metrics to the others, until cancelled."""
+    """Writes the metrics of this process for the other processes, until cancelled."""
     while True:
         try:
             metrics.save()
-        except OSError as error:  # a full disk: scrapes of other processes show older numbers
+        except OSError as error:  # for example a full disk: other processes then show older values
             logger.warning("the metrics could not be shared: %s", error)
         await asyncio.sleep(_SHARE_SECONDS)

@@ -1,4 +1,4 @@
-"""Checks of the server's TLS certificate and key, before anything is started."""
+"""Checks the TLS certificate and key of the server before anything is started."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from chorale.errors import ConfigError
 
 
 def check_tls(config: ServerConfig) -> None:
-    """Reads the certificate, its key and the CA bundle.
-
-    Raises ``ConfigError`` with the names of the files.
-    """
+    """Loads the certificate, its key and the CA bundle. Raises ``ConfigError`` with the file names."""
     if config.ssl_certfile is None:
         return
     named = {
