@@ -49,13 +49,13 @@ def test_an_incomplete_ray_is_an_error_that_names_the_extra(monkeypatch: pytest.
         (
             {"CPU": 2, "GPU": 2},
             4,
-            "--data-parallel-size 4: 4 engines need 8 GPUs, 2 of them on one node for each; the cluster has "
+            "--data-parallel-size 4: 4 engines need 8 GPUs, 2 per engine on one node; the cluster has "
             "7 (10.0.0.1 4, 10.0.0.2 3): use --data-parallel-size 3",
         ),
         (
             {"CPU": 8, "GPU": 8},
             1,
-            "--data-parallel-size 1: 1 engines need 8 GPUs, 8 of them on one node for each; the cluster has "
+            "--data-parallel-size 1: 1 engines need 8 GPUs, 8 per engine on one node; the cluster has "
             "7 (10.0.0.1 4, 10.0.0.2 3): use a smaller --tensor-parallel-size, or add nodes",
         ),
         (

@@ -1,4 +1,4 @@
-"""The application of Ray Serve: two deployments, from the options of ``chorale serve``."""
+"""Builds the Ray Serve application, which has two deployments, from the options of ``chorale serve``."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
 ROUTER = "chorale.serve.fleet.router.PrefixRouter"
-# Chorale refuses what is too much, with 429 and a time to wait; Ray's own limits only have to be above that.
+# Chorale itself limits requests, with status 429 and Retry-After. Ray's limit only has to be higher.
 MOST_REQUESTS = 16384
-DRAIN_SLACK = 10.0  # seconds beyond --shutdown-timeout
-RESOURCES = {"cuda": "GPU", "rocm": "GPU", "npu": "NPU"}  # Ray's names of accelerators
+DRAIN_SLACK = 10.0  # seconds added to --shutdown-timeout
+RESOURCES = {"cuda": "GPU", "rocm": "GPU", "npu": "NPU"}  # Ray resource of each device kind
 
 
 def application_of(args: Mapping[str, Any]) -> Application:
@@ -35,7 +35,7 @@ def application_of(args: Mapping[str, Any]) -> Application:
 
 
 def application(settings: Settings) -> Application:
-    """Builds the application. Raises ``ConfigError`` for options that have no meaning under Ray."""
+    """Builds the application. Raises ``ConfigError`` for options that Ray does not support."""
     serve = import_serve()
     from chorale.serve.fleet.engine import Engine
     from chorale.serve.fleet.front import Front
@@ -58,7 +58,7 @@ def application(settings: Settings) -> Application:
         health_check_timeout_s=30.0,
         max_constructor_retry_count=3,
         request_router_config={"request_router_class": ROUTER},
-        logging_config={"enable_access_log": False},  # of calls of ``hold``: fronts log the requests
+        logging_config={"enable_access_log": False},  # it would log calls of ``hold``
     )
     front = serve.deployment(
         serve.ingress()(Front),
@@ -78,7 +78,7 @@ def application(settings: Settings) -> Application:
 def api_start(
     engine: EngineConfig, server: ServerConfig, key_hashes: Sequence[bytes], fronts: int
 ) -> ApiStart:
-    """Returns a front's configuration. It is one of several, and has its share of background responses."""
+    """Returns the configuration of a front, with its share of the limit on background responses."""
     share = max(1, server.max_background_responses // fronts)
     own = dataclasses.replace(server, api_server_count=1, max_background_responses=share)
     return ApiStart(
@@ -103,9 +103,9 @@ def check_options(engine: EngineConfig, server: ServerConfig) -> None:
 
 
 def resources_of(engine: EngineConfig) -> dict[str, float]:
-    """Returns what a replica needs, in Ray's terms: its GPUs, and a core for each process.
+    """Returns the Ray resources of a replica: its accelerators, and a CPU for each rank.
 
-    With ``device`` "auto" it needs GPUs unless the cluster has none now.
+    With ``device`` "auto", these include GPUs or NPUs if the cluster currently has any.
     """
     ranks = engine.tensor_parallel_size
     kind = RESOURCES.get(engine.device)
@@ -121,7 +121,7 @@ def cluster_has(kind: str) -> bool:
 
 
 def actor_options(resources: Mapping[str, float]) -> dict[str, Any]:
-    """Returns the same for the replica's actor, which takes its whole bundle."""
+    """Returns the same resources as options of the replica's actor, which uses its whole bundle."""
     others = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
     return {
         "num_cpus": resources["CPU"],

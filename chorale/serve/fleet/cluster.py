@@ -1,4 +1,4 @@
-"""The Ray cluster that ``chorale serve`` runs on: the connection, and whether it has the GPUs."""
+"""Connects to the Ray cluster on which ``chorale serve`` runs, and checks that it has enough GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ START = "start one with 'ray start --head', or name one in RAY_ADDRESS"
 
 
 def connect() -> None:
-    """Connects to the cluster of ``RAY_ADDRESS``, or to the one on this machine. Raises ``ConfigError``."""
+    """Connects to the cluster at ``RAY_ADDRESS`` or on this machine. Raises ``ConfigError``."""
     import_serve()
     import ray
 
@@ -39,7 +39,7 @@ def nodes() -> list[Mapping[str, Any]]:
 
 
 def check_room(resources: Mapping[str, float], count: int, found: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ``ConfigError`` if the nodes cannot hold ``count`` engines with these resources each."""
+    """Raises ``ConfigError`` if the nodes have too few resources for ``count`` engines."""
     kind = next((name for name in resources if name != "CPU"), "CPU")
     each = resources[kind]
     have = [math.floor(node["Resources"].get(kind, 0)) for node in found]
@@ -50,7 +50,7 @@ def check_room(resources: Mapping[str, float], count: int, found: Sequence[Mappi
     listed = ", ".join(
         f"{node['NodeManagerAddress']} {amount}" for node, amount in zip(found, have, strict=True)
     )
-    group = f", {each:g} of them on one node for each" if each > 1 else ""
+    group = f", {each:g} per engine on one node" if each > 1 else ""
     remedy = (
         f"use --data-parallel-size {room}" if room else "use a smaller --tensor-parallel-size, or add nodes"
     )

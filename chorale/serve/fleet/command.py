@@ -14,7 +14,7 @@ from chorale.serve.fleet import cluster, version
 from chorale.serve.fleet.application import application, resources_of
 
 APPLICATION = "chorale"
-LOOK = 1.0  # seconds between two looks at the state
+POLL = 1.0  # seconds between two checks of the application's state
 EXIT_OK, EXIT_FAILED = 0, 1
 
 
@@ -31,7 +31,7 @@ def run(settings: Settings, say: Callable[[str], None], notices: Sequence[str] =
     was_running = is_running(serve)
     if was_running and APPLICATION in serve.status().applications:
         raise ConfigError(
-            f"an application {APPLICATION!r} runs on this cluster: update it with 'serve deploy', or "
+            f"the application {APPLICATION!r} is already on this cluster: update it with 'serve deploy', or "
             f"delete it with 'serve delete {APPLICATION}'"
         )
     serve.start(
@@ -39,7 +39,7 @@ def run(settings: Settings, say: Callable[[str], None], notices: Sequence[str] =
         http_options={"host": server.host, "port": server.port, "root_path": server.root_path},
     )
     if was_running:
-        say("note: Ray Serve was running: the address and the port of its proxies stay as they are")
+        say("note: Ray Serve was already running: its proxies keep their address and port")
     stop = Stop()
     say(f"deploying on Ray: {server.data_parallel_size} engines; 'serve status' shows the progress")
     try:
@@ -54,10 +54,10 @@ def run(settings: Settings, say: Callable[[str], None], notices: Sequence[str] =
 
 
 def _watch(serve: Any, target: Any, stop: Stop, say: Callable[[str], None], url: str) -> int:
-    """Waits for a signal, or for the end of the application, and reports changes of its state."""
+    """Reports the state of the application until a signal arrives or the application ends."""
     serve._run(target, name=APPLICATION, route_prefix="/", _blocking=False)
     last = ""
-    while not stop.asked.wait(LOOK):
+    while not stop.asked.wait(POLL):
         found = serve.status().applications.get(APPLICATION)
         state = found.status.name if found is not None else "DELETED"
         if state != last:
@@ -72,12 +72,12 @@ def _watch(serve: Any, target: Any, stop: Stop, say: Callable[[str], None], url:
 
 
 def is_running(serve: Any) -> bool:
-    """Returns whether Ray Serve runs on the cluster already."""
+    """Returns whether Ray Serve is already running on the cluster."""
     return bool(serve.status().proxies)
 
 
 class Stop:
-    """The stop signals: the first asks for the drain, the second ends this process at once."""
+    """Handles stop signals: the first starts the drain, the second ends this process at once."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()

@@ -1,8 +1,8 @@
-"""Engine: the deployment whose replicas have an engine each, on GPUs of their own.
+"""Engine: the deployment whose replicas each run one engine.
 
-A replica's engine is a process beside it, which inherits the GPUs that Ray gave to the replica. The replica
-watches and restarts it (``serve.engine_host``): an engine that dies is loaded again in its place, and the
-kernel ends an engine whose replica dies.
+The engine is a child process, which inherits the GPUs that Ray assigned to the replica. The replica monitors
+the engine and restarts it if it dies (``serve.engine_host``). If the replica dies, the kernel kills the
+engine.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from chorale.config.engine import EngineConfig
 from chorale.serve.bootstrap import configured_secret
 from chorale.serve.fleet.engine_host import EngineHost
 from chorale.serve.fleet.export import export_forever
-from chorale.serve.fleet.holds import HoldDesk
+from chorale.serve.fleet.holds import HoldServer
 from chorale.serve.logs import LogOptions, configure_logging
 
 logger = logging.getLogger(__name__)
 _SECRET_KEY = b"chorale-prefix-secret"
-WATCH = 0.1  # seconds
+WATCH = 0.1  # seconds between two checks of an engine that is starting
 
 
 class Engine:
-    """Ray creates, checks, drains and destroys it. Its requests and tokens do not pass through Ray."""
+    """An engine replica, which Ray creates, checks, drains and destroys. Tokens do not pass through Ray."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, config: EngineConfig, model_name: str, log: LogOptions
@@ -41,8 +41,8 @@ class Engine:
         host = ray.util.get_node_ip_address()
         secret = configured_secret(config, os.environ) or cluster_secret()
         self._host = EngineHost(config, host, prefix_secret=secret, log=log)
-        self._desk = HoldDesk(host, self._host.secret_key, config.heartbeat_timeout)
-        self._desk.start()
+        self._holds = HoldServer(host, self._host.secret_key, config.heartbeat_timeout)
+        self._holds.start()
         self._view = RemoteClient(self._host.local_address)
         self._view.start()
         await asyncio.to_thread(self._host.start)
@@ -58,30 +58,30 @@ class Engine:
         )
 
     async def _ready(self) -> None:
-        """Waits for the engine. Raises ``RuntimeError`` if it cannot run."""
+        """Waits until the engine is ready. Raises ``RuntimeError`` if it has failed."""
         while self._view.status.state != "ready":
             if self._host.failure is not None:
                 raise RuntimeError(f"the engine cannot run: {self._host.failure.message}")
             await asyncio.sleep(WATCH)
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """Returns what fronts need to reach the engine. Ray sends it to their routers."""
+        """Returns the addresses and the key with which fronts connect. Ray sends them to the routers."""
         address = self._host.address
         return {
             "engine": address.engine,
             "beats": address.beats,
             "public_key": address.public_key,
-            "holds": self._desk.endpoint,
+            "holds": self._holds.endpoint,
         }
 
     async def hold(self, name: str, front: str) -> None:
-        """Runs as long as the front's request does (``holds``)."""
-        await self._desk.hold(front, name)
+        """Returns when the request ``name`` of ``front`` has ended (see ``holds``)."""
+        await self._holds.hold(front, name)
 
     async def check_health(self) -> None:
-        """Raises ``RuntimeError`` if no engine will be started here again: Ray then replaces the replica.
+        """Raises ``RuntimeError`` if the engine will not be restarted, so that Ray replaces the replica.
 
-        An engine that is being restarted is no reason: a new replica would not be ready sooner.
+        Passes while the engine is restarting, since a new replica would not be ready sooner.
         """
         failure = self._host.failure
         if failure is not None:
@@ -95,7 +95,7 @@ class Engine:
             "replica_pid": os.getpid(),
             "restarts": self._host.num_restarts,
             "state": status.state,
-            "held": self._desk.num_held,
+            "held": self._holds.num_held,
             "running": stats.num_running,
             "waiting": stats.num_waiting,
             "prefix_cache_queries": stats.prefix_cache_queries,
@@ -103,7 +103,7 @@ class Engine:
         }
 
     async def __del__(self) -> None:
-        """Ends the engine. Ray calls it once no request is left, or when draining has taken too long."""
+        """Stops the engine. Ray calls it after draining, or if draining takes too long."""
         if not hasattr(self, "_view"):
             return
         exporter = getattr(self, "_exporter", None)
@@ -112,13 +112,13 @@ class Engine:
         await self._view.close()
         await asyncio.to_thread(self._host.stop)
         with contextlib.suppress(OSError, ValueError):
-            self._desk.close()
+            self._holds.close()
 
 
 def cluster_secret() -> bytes:
-    """Returns the key of the prefix hashes, one for the cluster, so that fronts hash a prompt once.
+    """Returns the key of the prefix hashes, which all engines share, so that fronts hash each prompt once.
 
-    It is not an argument of the deployment, which would be another at each update and restart all replicas.
+    It is not an argument of the deployment, since a new key at each update would restart all replicas.
     """
     internal_kv._internal_kv_put(_SECRET_KEY, secrets.token_hex(16).encode(), overwrite=False)
     return bytes.fromhex(internal_kv._internal_kv_get(_SECRET_KEY).decode())

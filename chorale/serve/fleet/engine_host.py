@@ -1,7 +1,7 @@
-"""EngineHost: an engine for clients on other machines, watched and restarted as a server's engine is.
+"""EngineHost: runs an engine for clients on other machines, and restarts it if it crashes or hangs.
 
-The listening sockets belong to this process, and each engine process inherits them, so that an engine is
-found at the same place after a restart.
+This process owns the listening sockets, which each engine process inherits, so that the address stays the
+same after a restart.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from chorale.serve.logs import LogOptions
 from chorale.serve.watch import WatchLimits
 
 logger = logging.getLogger(__name__)
-STOP_SLACK = 2.0  # seconds beyond the engine's own grace
+STOP_SLACK = 2.0  # seconds added to the kill grace of the engine
 BACKLOG = 1024
 
 
 class EngineHost:
-    """``host``: the address of this machine that clients connect to. Call ``start`` once, and ``stop``."""
+    """``host``: the address of this machine for clients. Call ``start`` once, and ``stop`` at the end."""
 
     def __init__(
         self,
@@ -59,25 +59,25 @@ class EngineHost:
         at, beats_at = (f"tcp://{shown}:{each.getsockname()[1]}" for each in self._sockets)
         self.address = EngineAddress(at, beats_at, self.public_key)
         self._monitor: EngineMonitor | None = None
-        self._fault: Failure | None = None  # of the thread
+        self._fault: Failure | None = None  # error that ended the thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_up = threading.Event()
-        # An engine process ends with the thread that started it (``processes.die_with_parent``).
+        # The thread must live on: an engine process ends with the thread that started it.
         self._thread = threading.Thread(target=self._run, name="engine-host", daemon=True)
 
     @property
     def local_address(self) -> EngineAddress:
-        """Returns the endpoints for processes of this machine."""
+        """Returns the endpoints for clients on this machine."""
         return self._start.address
 
     @property
     def failure(self) -> Failure | None:
-        """Returns the reason why no engine process is started any more, or None."""
+        """Returns the reason why the engine will not be restarted, or None."""
         return self._monitor.failure if self._fault is None and self._monitor is not None else self._fault
 
     @property
     def pid(self) -> int | None:
-        """Returns the engine process's id, or None while there is none."""
+        """Returns the process id of the engine, or None if it is not running."""
         return self._monitor.pid if self._monitor is not None else None
 
     @property
@@ -89,12 +89,12 @@ class EngineHost:
         self._is_up.wait()
 
     def _run(self) -> None:
-        # uvloop where it is: asyncio's loops find no child watcher where the process has uvloop's policy.
+        # Use uvloop if it is installed: under its policy, asyncio's loops have no child watcher.
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(self._keep())
         except Exception as error:
-            logger.exception("the engine is not watched any more")
+            logger.exception("the engine monitor failed; the engine is no longer monitored")
             self._fault = Failure(f"the engine's host failed ({type(error).__name__})", deterministic=False)
         finally:
             self._is_up.set()
@@ -106,7 +106,7 @@ class EngineHost:
         await self._monitor.run()
 
     def stop(self) -> None:
-        """End the engine process, which finishes what it runs within the grace, and remove what is left."""
+        """Stop the engine process, which may finish its requests within the grace, and remove its files."""
         loop, monitor = self._loop, self._monitor
         if loop is not None and monitor is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the thread has just ended and closed its loop

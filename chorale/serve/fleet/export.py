@@ -1,8 +1,8 @@
-"""Export of metrics to Ray, which adds deployment and replica to them and serves each node's to Prometheus.
+"""Exports metrics to Ray, which labels them with deployment and replica and serves them to Prometheus.
 
-Names are those of ``/metrics`` with an underscore for the colon, as vLLM's are under Ray:
+As for vLLM under Ray, names are those of ``/metrics`` with an underscore instead of the colon:
 ``vllm:num_requests_running`` becomes ``ray_vllm_num_requests_running`` in Prometheus. Every series is a gauge
-for Ray, which cannot set a counter or a bucket to a value; names and meaning stay.
+in Ray, whose API cannot set a counter or a histogram bucket to a value. Names and meaning stay the same.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from ray.serve import metrics as ray_metrics
 
 logger = logging.getLogger(__name__)
-INTERVAL = 5.0  # seconds
+INTERVAL = 5.0  # seconds between two exports
 PREFIXES = ("vllm:", "chorale:")
 
 
 class RayExport:
-    """Sets Ray's gauges to the samples that have changed. ``leave_out``: labels that say nothing here."""
+    """Sets Ray gauges to the samples that have changed. ``leave_out``: labels that are not exported."""
 
     def __init__(
         self, make_gauge: Callable[..., Any] = ray_metrics.Gauge, leave_out: Collection[str] = ()
@@ -43,22 +43,22 @@ class RayExport:
             gauge = self._make_gauge(name.replace(":", "_"), description=doc, tag_keys=keys)
             known = self._gauges[name] = gauge, keys
         gauge, keys = known
-        place = name, tuple(kept.get(key, "") for key in keys)
-        if self._last.get(place) != value:
-            self._last[place] = value
-            gauge.set(value, tags=dict(zip(keys, place[1], strict=True)))
+        series = name, tuple(kept.get(key, "") for key in keys)
+        if self._last.get(series) != value:
+            self._last[series] = value
+            gauge.set(value, tags=dict(zip(keys, series[1], strict=True)))
 
 
 async def export_forever(
     collect: Callable[[], Iterable[Any]], *, leave_out: Collection[str] = (), interval: float = INTERVAL
 ) -> None:
-    """Exports until cancelled. A fault is logged once and does not end it."""
+    """Exports metrics until cancelled. Continues after an error, and logs only the first one."""
     export, has_failed = RayExport(leave_out=leave_out), False
     while True:
         try:
             export.update(collect())
         except Exception:
             if not has_failed:
-                logger.exception("metrics could not be given to Ray")
+                logger.exception("metrics could not be exported to Ray")
             has_failed = True
         await asyncio.sleep(interval)

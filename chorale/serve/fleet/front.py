@@ -1,4 +1,4 @@
-"""Front: the deployment that speaks HTTP. A replica has Chorale's whole app, without an engine or torch."""
+"""Front: the deployment that serves HTTP. Each replica runs the whole app, but no engine and no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from chorale.serve.logs import configure_logging
 
 
 class Front:
-    """Ray creates it, hands it requests that a proxy received, drains and destroys it."""
+    """A front replica. Ray creates it, passes it requests from its proxies, drains it and destroys it."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, engine: DeploymentHandle, start: ApiStart
@@ -51,7 +51,7 @@ class Front:
         client.start()
         self._stack.push_async_callback(assigner.close)
         self._stack.push_async_callback(client.close)
-        # The router runs on this event loop, with the fleet, and not in a thread of Ray.
+        # The router has to run on this event loop, like the fleet, and not in a thread of Ray.
         handle._init(_run_router_in_separate_loop=False)
         app, services = await self._stack.enter_async_context(opened_app(client, self._start))
         await self._stack.enter_async_context(attended(app, services))
@@ -60,17 +60,17 @@ class Front:
         return app
 
     async def check_health(self) -> None:
-        """Answers if the event loop runs, which is all that a front can lack."""
+        """Passes whenever the event loop runs; a front has nothing else to check."""
 
     async def __del__(self) -> None:
-        """Ends what requests have left. Ray calls it once no request is left, or draining took too long."""
+        """Closes the app. Ray calls it after draining, or if draining takes too long."""
         stack = getattr(self, "_stack", None)
         if stack is not None:
             await stack.aclose()
 
 
 class _WithLifespan:
-    """Answers the lifespan messages, which Ray demands of an app: ``Front`` opens and closes it."""
+    """Answers the lifespan messages that Ray sends, and does nothing: ``Front`` opens and closes the app."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

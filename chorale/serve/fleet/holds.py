@@ -1,8 +1,8 @@
-"""Holds: the calls by which Ray Serve knows which requests an engine has.
+"""Holds: calls that tell Ray Serve which requests are running on an engine.
 
-Tokens do not pass through Ray: each item of a stream takes it 0.2 ms, and an engine makes tens of thousands
-of tokens a second. For each request one call of the engine's replica runs as long as the request does, so
-that Ray can route, limit, scale by and drain requests. A front ends it by a message of some bytes.
+Tokens do not pass through Ray, which takes 0.2 ms for each item of a stream: an engine generates tens of
+thousands of tokens per second. Instead, each request has one call of ``Engine.hold``, which runs until the
+request ends, so that Ray can route, limit, count and drain requests. A front ends the call with a message.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from chorale.client.wire import curve
 from chorale.machine.processes import HEARTBEAT_TIMEOUT, Silence
 
 logger = logging.getLogger(__name__)
-PING = 0.25
-LOOK = 0.5  # seconds between two looks for silent fronts
-EARLY = 60.0  # seconds that the end of a call is remembered which has not begun
+PING = 0.25  # seconds between two pings of a front
+TICK = 0.5  # seconds between two checks for silent fronts
+EARLY = 60.0  # seconds for which an end is remembered that arrived before its call
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
-    """From a front: these requests have ended. Empty, it says that the front lives."""
+    """Message of a front: these requests have ended. Without names it is a ping."""
 
     front: str
     names: list[str] = []
@@ -36,9 +36,9 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Ended).decode
 
 
-class HoldDesk:
-    """The engine's side. ``host``: the address to listen at; ``endpoint`` says where. One event loop only.
-    The calls of a front that is silent for ``timeout`` seconds end."""
+class HoldServer:
+    """The engine's side. Listens on a random port of ``host`` (see ``endpoint``). Use on one event loop only.
+    If a front is silent for ``timeout`` seconds, its calls end."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class HoldDesk:
     ) -> None:
         self._timeout, self._clock = timeout, clock
         self._held: dict[tuple[str, str], asyncio.Future[None]] = {}
-        self._early: dict[tuple[str, str], float] = {}  # ended before they began
+        self._early: dict[tuple[str, str], float] = {}  # times of ends that arrived before their calls
         self._fronts: dict[str, Silence] = {}
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
@@ -70,7 +70,7 @@ class HoldDesk:
         return len(self._held)
 
     async def hold(self, front: str, name: str) -> None:
-        """Returns when the front says that its request has ended, or is silent for too long."""
+        """Returns when ``front`` reports the end of its request ``name``, or is silent for too long."""
         key = (front, name)
         if self._early.pop(key, None) is not None:
             return
@@ -103,7 +103,7 @@ class HoldDesk:
                 held.set_result(None)
 
     def tick(self) -> None:
-        """End the calls of fronts that are silent, and forget what never began."""
+        """End the calls of silent fronts, and forget old ends whose calls never arrived."""
         now = self._clock()
         dead = {front for front, silence in self._fronts.items() if silence.exceeds(now, self._timeout)}
         for front in dead:
@@ -116,8 +116,8 @@ class HoldDesk:
 
     async def _tick_forever(self) -> None:
         while True:
-            await asyncio.sleep(LOOK)
-            self._drain()  # before judging a silence
+            await asyncio.sleep(TICK)
+            self._drain()  # read all messages before checking for silence
             self.tick()
 
     def close(self) -> None:
@@ -127,14 +127,14 @@ class HoldDesk:
         self._context.term()
 
 
-class HoldEnds:
-    """The front's side: says to each engine which requests have ended. One event loop only."""
+class HoldClient:
+    """The front's side: tells engines which requests have ended. Use on one event loop only."""
 
     def __init__(self) -> None:
         self.front = uuid.uuid4().hex[:16]
         self._context = zmq.Context()
-        self._sockets: dict[str, zmq.Socket[bytes]] = {}  # by member
-        self._ended: dict[str, list[str]] = {}  # not sent yet
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}  # by member name
+        self._ended: dict[str, list[str]] = {}  # unsent ends by member name
         self._is_called = False
 
     def start(self) -> None:
@@ -154,19 +154,19 @@ class HoldEnds:
         self._send(member, [])
 
     def keep(self, members: set[str]) -> None:
-        """Close the connections to all others."""
+        """Close the connections to all members that are not in ``members``."""
         for member in self._sockets.keys() - members:
             self._sockets.pop(member).close()
 
     def ended(self, member: str, name: str) -> None:
-        """Say so with the next turn of the event loop: a step ends many requests at once."""
+        """Queue the end of a request. Ends are sent together, since one step may end many requests."""
         self._ended.setdefault(member, []).append(name)
         if not self._is_called:
             self._is_called = True
             self._loop.call_soon(self._flush)
 
     def ended_anywhere(self, name: str) -> None:
-        """Say so to every engine."""
+        """Queue the end of a request for every engine."""
         for member in self._sockets:
             self.ended(member, name)
 

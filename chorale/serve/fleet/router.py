@@ -1,8 +1,8 @@
-"""PrefixRouter: Ray Serve's request router that sends a request to the replica where it costs least.
+"""PrefixRouter: a request router for Ray Serve that sends a request to the replica with the lowest cost.
 
-What a request costs at each replica is known exactly, from the engines themselves (``client.fleet``). Ray's
-power of two choices decides when nothing is known: in a process without a fleet, and while no replica's index
-is followed. A replica that is full is passed over for the next cheapest one.
+``client.fleet`` computes the cost from the prefix index and the load of each engine. If the cost is unknown,
+Ray's power of two choices is used: in a process without a fleet, and while no prefix index is followed. If a
+replica is full, the replica with the next lowest cost gets the request.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ POLICIES = ("prefix", "power_of_two", "random")
 
 
 class PrefixRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type: ignore[misc]  # Ray has no types
-    """``request_router_kwargs`` may have ``policy``, to compare: "prefix", "power_of_two" or "random"."""
+    """The ``policy`` of ``request_router_kwargs`` is "prefix" (default), "power_of_two" or "random"."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         deployment = self._deployment_id
-        # By way of the module: Ray sends this class by value, with copies of the globals that it names.
+        # Accessed through the module, since Ray pickles this class with copies of the globals it uses.
         self._assigner = assigner.ASSIGNERS.get((deployment.app_name, deployment.name))
         self._policy = POLICIES[0]
 
@@ -51,13 +51,13 @@ class PrefixRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type: ignor
                 self, candidate_replicas, pending_request
             )
             return chosen
-        pending_request.routing_context.should_backoff = True  # when all of them are full
+        pending_request.routing_context.should_backoff = True  # wait before retrying if all replicas are full
         return [[by_name[name]] for name in ranked]
 
     def _ranked(
         self, by_name: dict[str, RunningReplica], pending_request: PendingRequest | None
     ) -> list[str]:
-        """Returns the replicas, the best first, or none of them if Ray has to choose."""
+        """Returns the names of the replicas, the best first. Empty if Ray has to choose."""
         if self._policy == "random":
             return random.sample(list(by_name), len(by_name))
         if self._assigner is None or pending_request is None or self._policy != "prefix":
@@ -65,7 +65,7 @@ class PrefixRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type: ignor
         ticket = self._assigner.ticket(pending_request.args[0]) if pending_request.args else None
         return self._assigner.fleet.rank(ticket, by_name) if ticket is not None else []
 
-    # ------------------------------------------------------------------ what the fleet has to know
+    # ------------------------------------------------------------------ updates for the fleet
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)

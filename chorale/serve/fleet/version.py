@@ -1,4 +1,4 @@
-"""The version of Ray that is installed, and whether it will do. Imports no Ray before it is asked for."""
+"""Checks the installed version of Ray. Ray itself is only imported by ``import_serve``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from types import ModuleType
 
 from chorale.errors import ConfigError, install_hint
 
-LEAST, TRIED = (2, 60), (2, 60)
+LEAST, TRIED = (2, 60), (2, 60)  # oldest supported and newest tested version
 INSTALL = install_hint("ray")
 
 
 def installed() -> str | None:
-    """Returns the installed version, or None."""
+    """Returns the installed version of Ray, or None."""
     try:
         return importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
@@ -21,21 +21,19 @@ def installed() -> str | None:
 
 
 def check(version: str | None) -> str | None:
-    """Returns a warning about the version, or None. Raises ``ConfigError`` if it cannot work."""
+    """Returns a warning about the version, or None. Raises ``ConfigError`` if it is not supported."""
     wanted = ".".join(map(str, LEAST))
     if version is None:
         raise ConfigError(f"Ray is not installed: {INSTALL} (on each machine of the cluster)")
     found = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if found < LEAST:
         raise ConfigError(
-            f"Ray {version} is too old: {wanted} or newer is needed, whose Serve announces facts about "
-            f"replicas to request routers ({INSTALL})"
+            f"Ray {version} is too old: {wanted} or newer is needed, which sends metadata of replicas "
+            f"to request routers ({INSTALL})"
         )
     if found > TRIED:
         tried = ".".join(map(str, TRIED))
-        return (
-            f"Ray {version} has not been tried: the request router uses parts of Ray {tried} that may change"
-        )
+        return f"Ray {version} has not been tried: the request router uses internal APIs of Ray {tried}"
     return None
 
 
