@@ -27,7 +27,7 @@ def needs_ray() -> None:
 
 
 def deployments(args: dict[str, Any]) -> tuple[Any, Any]:
-    """The front's and the engine's deployment."""
+    """Returns the deployments of the front and the engine."""
     from chorale.serve.fleet import app
 
     front = app(args)._bound_deployment
@@ -53,7 +53,7 @@ def test_an_engine_has_its_gpus_in_one_bundle_on_one_node() -> None:
     assert front._replica_config.ray_actor_options.get("num_gpus", 0) == 0
 
 
-def test_npus_are_resources_by_their_name_and_a_cpu_needs_none() -> None:
+def test_npus_are_custom_resources_and_a_cpu_engine_has_none() -> None:
     _, engine = deployments({"model": "demo", "device": "npu", "tensor-parallel-size": 2})
     assert engine._replica_config.placement_group_bundles == [{"CPU": 2.0, "NPU": 2.0}]
     assert engine._replica_config.ray_actor_options["resources"] == {"NPU": 2.0}
@@ -61,7 +61,7 @@ def test_npus_are_resources_by_their_name_and_a_cpu_needs_none() -> None:
     assert engine._replica_config.placement_group_bundles == [{"CPU": 1.0}]
 
 
-def test_the_same_options_make_the_same_arguments_so_that_nothing_restarts(
+def test_the_same_options_give_the_same_arguments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CHORALE_API_KEY", "secret-key")
@@ -82,13 +82,13 @@ def test_the_same_options_make_the_same_arguments_so_that_nothing_restarts(
         ({"model": "demo", "data-parallel-size": 65}, "--data-parallel-size must be between 1 and 64"),
     ],
 )
-def test_wrong_arguments_are_errors_that_name_them(args: dict[str, Any], message: str) -> None:
+def test_an_error_names_the_wrong_argument(args: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         deployments(args)
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
-def test_the_example_files_are_what_ray_and_chorale_accept(path: Path) -> None:
+def test_ray_and_chorale_accept_the_example_files(path: Path) -> None:
     from ray.serve.schema import ServeDeploySchema
 
     from chorale.serve.fleet import app
@@ -102,7 +102,7 @@ def test_the_example_files_are_what_ray_and_chorale_accept(path: Path) -> None:
     assert {each.name for each in application.deployments} <= named
 
 
-def test_importing_chorale_or_the_package_imports_no_ray() -> None:
+def test_importing_chorale_imports_no_ray() -> None:
     code = "import sys, chorale, chorale.serve.fleet, chorale.serve.fleet.version, chorale.cli.main; "
     code += "print('ray' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -137,7 +137,7 @@ class Assigner:
 
 
 def routes(ranked: list[str] | None, asked: str = "asked", **kwargs: Any) -> list[list[str]]:
-    """The ranks that the router gives to a request; ``ranked`` None: the process has no fleet."""
+    """Returns the router's ranking for a request. If ``ranked`` is None, the process has no fleet."""
     from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
     from ray.serve._private.request_router.common import PendingRequest
 
@@ -164,18 +164,18 @@ def routes(ranked: list[str] | None, asked: str = "asked", **kwargs: Any) -> lis
         router.on_request_routed(pending, ids[0], None)
         assert assigner.accepted == ([(asked, "a")] if ranked is not None else [])
         chosen = await router.choose_replicas(replicas, pending)
-        assert pending.routing_context.should_backoff  # else Ray tries again without a pause
+        assert pending.routing_context.should_backoff  # otherwise Ray would retry without a pause
         return [[each.replica_id.unique_id for each in rank] for rank in chosen]
 
     return asyncio.run(scene())
 
 
-def test_the_router_gives_the_cheapest_first_and_the_others_if_it_is_full() -> None:
+def test_the_router_ranks_replicas_by_cost() -> None:
     assert routes(["c", "a"]) == [["c"], ["a"]]
 
 
 @pytest.mark.parametrize("unknown", ["no fleet", "no index", "another's request", "asked for"])
-def test_two_random_replicas_are_compared_when_nothing_is_known(unknown: str) -> None:
+def test_power_of_two_choices_is_used_if_the_cost_is_unknown(unknown: str) -> None:
     found = {
         "no fleet": lambda: routes(None),
         "no index": lambda: routes([]),
@@ -186,7 +186,7 @@ def test_two_random_replicas_are_compared_when_nothing_is_known(unknown: str) ->
     assert len(set(found[0])) == 2
 
 
-def test_the_random_policy_and_an_unknown_one() -> None:
+def test_the_random_policy_shuffles_and_an_unknown_policy_is_an_error() -> None:
     assert sorted(routes(["a"], policy="random")) == [["a"], ["b"], ["c"]]
     with pytest.raises(ValueError, match="must be one of prefix, power_of_two, random"):
         routes(["a"], policy="best")

@@ -1,4 +1,4 @@
-"""What is said when Ray, a cluster or GPUs are missing (needs no Ray)."""
+"""Errors if Ray, a cluster or GPUs are missing (needs no Ray)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def node(address: str, **resources: float) -> dict[str, Any]:
     return {"NodeManagerAddress": address, "Alive": True, "Resources": resources}
 
 
-def test_a_version_is_refused_accepted_or_accepted_with_a_warning() -> None:
+def test_old_versions_are_refused_and_untested_ones_give_a_warning() -> None:
     with pytest.raises(ConfigError) as caught:
         version.check(None)
     assert install_hint("ray") in caught.value.message
@@ -28,7 +28,7 @@ def test_a_version_is_refused_accepted_or_accepted_with_a_warning() -> None:
     assert "has not been tried" in (version.check("3.0.0rc1") or "")
 
 
-def test_serving_on_ray_without_ray_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_on_ray_without_ray_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(version, "installed", lambda: None)
     with pytest.raises(ConfigError, match="Ray is not installed"):
         command.run(["demo", "-dpb", "ray"])
@@ -67,7 +67,7 @@ def test_an_incomplete_ray_is_an_error_that_names_the_extra(monkeypatch: pytest.
         ({"CPU": 1, "NPU": 1}, 1, "the cluster has 0 (10.0.0.1 0, 10.0.0.2 0)"),
     ],
 )
-def test_too_few_gpus_are_an_error_that_says_what_each_node_has(
+def test_an_error_for_too_few_gpus_lists_those_of_each_node(
     resources: dict[str, float], count: int, message: str
 ) -> None:
     nodes = [node("10.0.0.1", CPU=16, GPU=4), node("10.0.0.2", CPU=8, GPU=3)]
@@ -76,12 +76,12 @@ def test_too_few_gpus_are_an_error_that_says_what_each_node_has(
     assert message in str(caught.value)
 
 
-def test_enough_gpus_are_no_error() -> None:
+def test_enough_gpus_give_no_error() -> None:
     nodes = [node("10.0.0.1", CPU=16, GPU=4), node("10.0.0.2", CPU=8, GPU=3)]
     cluster.check_room({"CPU": 2, "GPU": 2}, 3, nodes)
 
 
-def test_the_options_of_ray() -> None:
+def test_ray_supports_several_fronts_but_no_local_data_parallel_size() -> None:
     settings = merge(["demo", "-dpb", "ray", "-dp", "3"], {})
     assert settings.notices == ()
     server = settings.server

@@ -1,4 +1,4 @@
-"""Calls that run as long as a front's requests do (needs no Ray)."""
+"""Calls that last as long as the requests of a front (needs no Ray)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support import PATIENCE
 from tests.support.serve.harness import run, until
 
 
-def test_a_call_ends_when_the_front_says_so_also_before_it_begins() -> None:
+def test_a_call_ends_with_its_request_even_if_the_end_arrives_first() -> None:
     async def scene() -> None:
         public, secret = new_keys()
         server, client = HoldServer("127.0.0.1", secret), HoldClient()
@@ -25,7 +25,7 @@ def test_a_call_ends_when_the_front_says_so_also_before_it_begins() -> None:
         client.ended("r0", "late")
         await asyncio.wait_for(asyncio.gather(*calls[:2]), PATIENCE)
         assert [call.done() for call in (*calls, stranger)] == [True, True, False, False]
-        await until(lambda: server._early, "the end that came early")
+        await until(lambda: server._early, "the early end")
         await asyncio.wait_for(server.hold(client.front, "late"), PATIENCE)
         assert server.num_held == 2
         for call in (calls[2], stranger):
@@ -38,15 +38,15 @@ def test_a_call_ends_when_the_front_says_so_also_before_it_begins() -> None:
     run(scene())
 
 
-def test_the_calls_of_a_front_that_is_silent_end_and_others_stay() -> None:
+def test_the_calls_of_a_silent_front_end_and_those_of_others_continue() -> None:
     async def scene() -> None:
         now = [100.0]
         server = HoldServer("127.0.0.1", new_keys()[1], 2.0, clock=lambda: now[0])
         gone = asyncio.ensure_future(server.hold("gone", "a"))
         alive = asyncio.ensure_future(server.hold("alive", "a"))
         await asyncio.sleep(0)
-        server.receive(Ended("gone", ["x"]))  # never begins
-        now[0] += 600  # this replica stood still
+        server.receive(Ended("gone", ["x"]))  # its call never arrives
+        now[0] += 600  # the replica was suspended
         server.tick()
         await asyncio.sleep(0)
         assert not gone.done()
@@ -67,7 +67,7 @@ def test_the_calls_of_a_front_that_is_silent_end_and_others_stay() -> None:
     run(scene())
 
 
-def test_without_the_key_no_call_is_ended() -> None:
+def test_a_client_with_another_key_cannot_end_calls() -> None:
     async def scene() -> None:
         _, secret = new_keys()
         server, client = HoldServer("127.0.0.1", secret), HoldClient()
@@ -86,7 +86,7 @@ def test_without_the_key_no_call_is_ended() -> None:
     run(scene())
 
 
-def test_an_end_can_be_said_to_every_engine() -> None:
+def test_an_end_can_be_sent_to_every_engine() -> None:
     async def scene() -> None:
         public, secret = new_keys()
         servers, client = [HoldServer("127.0.0.1", secret) for _ in range(2)], HoldClient()

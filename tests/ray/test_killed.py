@@ -1,4 +1,4 @@
-"""A program with a Ray cluster that is killed with SIGKILL leaves none of Ray's daemons behind."""
+"""No daemon of Ray outlives a test program that is killed with SIGKILL."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ with ray_cluster(2):
     print("up", flush=True)
     time.sleep(600)
 """
-SECONDS = 30.0
+SECONDS = 30.0  # time limit for the daemons to end
 
 
-def with_logs_in(place: Path) -> list[str]:
-    """Processes that have files below ``place`` open."""
+def users_of(folder: Path) -> list[str]:
+    """Returns the command lines of the processes that have open files in ``folder``."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             opened = [os.readlink(each) for each in (entry / "fd").iterdir()]
         except OSError:
             continue
-        if any(each.startswith(str(place)) for each in opened):
+        if any(each.startswith(str(folder)) for each in opened):
             found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
     return found
 
@@ -51,14 +51,14 @@ def test_nothing_of_a_cluster_outlives_a_killed_program() -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
-        places = [
+        folders = [
             each for each in set(Path("/tmp").glob("chorale-run-*")) - before if (each / "ray").exists()
         ]
-        assert any(with_logs_in(place) for place in places)
+        assert any(users_of(folder) for folder in folders)
     finally:
         process.kill()
         process.communicate()
     deadline = time.monotonic() + SECONDS
-    while any(with_logs_in(place) for place in places):
-        assert time.monotonic() < deadline, [with_logs_in(place) for place in places]
+    while any(users_of(folder) for folder in folders):
+        assert time.monotonic() < deadline, [users_of(folder) for folder in folders]
         time.sleep(0.2)

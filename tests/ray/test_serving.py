@@ -1,4 +1,4 @@
-"""The application on a Ray cluster of two nodes in processes: the demo model, killed, updated, stopped."""
+"""The application with the demo model, on a Ray cluster whose two nodes are local processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """PostgreSQL where it is installed; else a file, which fronts of one machine can share."""
+    """PostgreSQL if it is installed, otherwise a file, which fronts on one machine can share."""
     with contextlib.ExitStack() as stack:
         try:
             yield stack.enter_context(postgres())
@@ -45,7 +45,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class Served:
-    """The application, and clients of it."""
+    """The deployed application, and its clients."""
 
     def __init__(self, port: int, store: str) -> None:
         self.port, self._store = port, store
@@ -97,21 +97,21 @@ def served(cluster: Any, store: str) -> Iterator[Served]:
     made.deploy()
     made.wait_for("two engines", lambda: made.ready_engines() == 2)
     yield made
-    with contextlib.suppress(Exception):  # a later test has ended Serve
+    with contextlib.suppress(Exception):  # a later test may have stopped Serve
         serve.delete("chorale")
 
 
-def test_it_answers_streams_and_counts(served: Served) -> None:
+def test_requests_streams_and_disconnects_leave_no_calls(served: Served) -> None:
     answer = served.client.chat.completions.create(**ASKED, max_tokens=60)
     text, _ = read_stream(served.client.chat.completions.create(**ASKED, max_tokens=60, stream=True))
     message = answer.choices[0].message
     assert text == (message.reasoning or "") + (message.content or "")
-    # Several choices, and several prompts of one HTTP request, are calls of their own for Ray.
+    # Each choice and each prompt of an HTTP request is a separate call for Ray.
     many = served.client.chat.completions.create(**ASKED, max_tokens=5, n=3)
     assert len(many.choices) == 3
     prompts = served.client.completions.create(model="demo", prompt=["a b", "c d", "e f"], max_tokens=5)
     assert len(prompts.choices) == 3
-    for _ in range(4):  # clients that leave
+    for _ in range(4):  # clients that disconnect
         stream = served.client.chat.completions.create(**ASKED, max_tokens=1500, stream=True)
         next(iter(stream))
         stream.close()
@@ -127,12 +127,12 @@ def read_stream(stream: Any) -> tuple[str, Any]:
     return text, usage
 
 
-def test_rays_agents_export_the_metrics_by_vllms_names(served: Served) -> None:
+def test_ray_exports_metrics_with_the_names_of_vllm(served: Served) -> None:
     import httpx2
     import ray
 
     served.client.chat.completions.create(**ASKED, max_tokens=5)
-    places = [f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in ray.nodes()]
+    urls = [f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in ray.nodes()]
     wanted = {
         'deployment="Engine"': ("ray_vllm_num_requests_running", "ray_vllm_prompt_tokens_total"),
         'deployment="Front"': (
@@ -142,7 +142,7 @@ def test_rays_agents_export_the_metrics_by_vllms_names(served: Served) -> None:
     }
 
     def exported() -> bool:
-        lines = "\n".join(httpx2.get(f"{place}/metrics").text for place in places).splitlines()
+        lines = "\n".join(httpx2.get(f"{url}/metrics").text for url in urls).splitlines()
         return all(
             any(line.startswith(name + "{") and label in line for line in lines)
             for label, names in wanted.items()
@@ -152,9 +152,9 @@ def test_rays_agents_export_the_metrics_by_vllms_names(served: Served) -> None:
     served.wait_for("the series", exported, 60)
 
 
-def test_any_front_answers_for_a_stored_response(served: Served) -> None:
+def test_any_front_can_retrieve_a_stored_response(served: Served) -> None:
     made = served.client.responses.create(model="demo", input="What is 2 + 3?", max_output_tokens=40)
-    for _ in range(12):  # Ray chooses one of two fronts each time
+    for _ in range(12):  # Ray chooses one of the two fronts for each request
         assert served.client.responses.retrieve(made.id).output == made.output
     following = served.client.responses.create(
         model="demo", input="And 3 + 4?", previous_response_id=made.id, max_output_tokens=20
@@ -163,7 +163,7 @@ def test_any_front_answers_for_a_stored_response(served: Served) -> None:
 
 
 @pytest.mark.parametrize("victim", ["pid", "replica_pid"])
-def test_streams_go_on_when_an_engine_or_a_replica_is_killed(served: Served, victim: str) -> None:
+def test_streams_continue_when_an_engine_or_a_replica_is_killed(served: Served, victim: str) -> None:
     served.wait_for("two engines", lambda: served.ready_engines() == 2)
     request = ASKED | {"max_tokens": 300, "stream": True, "extra_body": {"ignore_eos": True}}
     wanted, _ = read_stream(served.client.chat.completions.create(**request))
@@ -214,7 +214,7 @@ def test_an_update_replaces_all_replicas_and_no_request_fails(served: Served) ->
     asyncio.run(scene())
 
 
-def test_a_serve_config_is_built_on_the_cluster_and_scales_by_ongoing_requests(cluster: Any) -> None:
+def test_a_serve_config_can_be_deployed_and_scales_by_ongoing_requests(cluster: Any) -> None:
     from ray import serve
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
@@ -251,7 +251,7 @@ def test_a_serve_config_is_built_on_the_cluster_and_scales_by_ongoing_requests(c
             stopped = True
             await asyncio.gather(*asking)
             stopped = False
-            one = asyncio.ensure_future(ask())  # while the second one drains and goes
+            one = asyncio.ensure_future(ask())  # while the second engine drains and ends
             await asyncio.to_thread(made.wait_for, "one engine again", lambda: len(made.facts()) == 1)
             stopped = True
             assert await one > 0
@@ -261,7 +261,9 @@ def test_a_serve_config_is_built_on_the_cluster_and_scales_by_ongoing_requests(c
         serve.delete("chorale")
 
 
-def test_chorale_serve_deploys_and_deletes_when_it_is_stopped(cluster: Any, tmp_path: Path) -> None:
+def test_chorale_serve_deploys_the_application_and_deletes_it_when_stopped(
+    cluster: Any, tmp_path: Path
+) -> None:
     from ray import serve
 
     with contextlib.suppress(Exception):

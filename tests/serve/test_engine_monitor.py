@@ -1,4 +1,4 @@
-"""The monitor: hangs, deaths, giving up; and its decisions alone, with a clock of our own."""
+"""The engine monitor with real processes, and its decisions with a fake clock."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def test_an_engine_that_keeps_the_interpreter_lock_is_replaced(manner: str) -> N
             await until(lambda: not is_running(first), "it is killed", 120)
             with pytest.raises(EngineDeadError):
                 await collect(stream)
-            await until(lambda: r.told[-1][0].state != "ready", "the death is told")
+            await until(lambda: r.told[-1][0].state != "ready", "the death is reported")
             assert any("no heartbeat" in status.message for status, _ in r.told)
 
     run(scene())
 
 
 @pytest.mark.skipif(not has_quotas(), reason="needs a control group for CPU quotas")
-def test_an_engine_that_gets_little_of_a_processor_is_not_replaced() -> None:
-    """Its step keeps the lock for half a second of CPU time: ten seconds at 5 % of a core."""
+def test_an_engine_with_little_cpu_time_is_not_replaced() -> None:
+    """Its step holds the GIL for half a second of CPU time, which takes ten seconds at 5 % of a core."""
 
     async def scene() -> None:
         limits = WatchLimits(heartbeat_timeout=2.0)
@@ -92,11 +92,11 @@ def test_an_engine_that_gets_little_of_a_processor_is_not_replaced() -> None:
     run(scene())
 
 
-def test_the_limit_doubles_with_each_kill_and_reaches_the_engine() -> None:
+def test_the_timeout_doubles_with_each_kill_and_clients_learn_it() -> None:
     async def scene() -> None:
         async with rig(watch=WatchLimits(heartbeat_timeout=0.5, dump_grace=0.05)) as r:
             first = r.engine_pid
-            assert r.client.silence_limit == 1.0  # twice the engine's own
+            assert r.client.silence_limit == 1.0  # clients wait twice as long as the engine's timeout
             os.kill(first, signal.SIGSTOP)
             await until(lambda: r.monitor.pid not in (None, first), "a new process", 120)
             await until(lambda: r.client.silence_limit == 2.0, "the client knows", 120)
@@ -104,7 +104,7 @@ def test_the_limit_doubles_with_each_kill_and_reaches_the_engine() -> None:
     run(scene())
 
 
-def test_a_step_that_hangs_is_seen_though_the_heart_beats(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_hung_step_is_noticed_although_heartbeats_continue(capfd: pytest.CaptureFixture[str]) -> None:
     async def scene() -> None:
         limits = WatchLimits(step_timeout=0.5, dump_grace=0.3)
         async with rig(Behaviour(step_seconds=60.0), watch=limits) as r:
@@ -113,17 +113,17 @@ def test_a_step_that_hangs_is_seen_though_the_heart_beats(capfd: pytest.CaptureF
             await until(lambda: not is_running(first), "it is killed")
             with pytest.raises(Exception, match="engine process ended"):
                 await collect(stream)
-            await until(lambda: r.told[-1][0].state != "ready", "the death is told")
+            await until(lambda: r.told[-1][0].state != "ready", "the death is reported")
             assert any("one step has been running" in status.message for status, _ in r.told)
 
     run(scene())
     stacks = capfd.readouterr().err
-    assert "Current thread" in stacks or "Thread 0x" in stacks  # where it hung, for the operator
+    assert "Current thread" in stacks or "Thread 0x" in stacks  # shows the operator where it hung
     assert "fake_executor.py" in stacks
 
 
 def test_a_process_that_cannot_be_started_counts_as_a_death() -> None:
-    """As when the machine has no memory for it: that may pass, so it is tried again."""
+    """The cause may be temporary, for example too little memory, so the start is repeated."""
 
     async def scene() -> None:
         folder = make_directory()
@@ -144,7 +144,7 @@ def test_a_process_that_cannot_be_started_counts_as_a_death() -> None:
     run(scene())
 
 
-def test_five_deaths_and_it_gives_up() -> None:
+def test_the_monitor_gives_up_after_five_failed_starts() -> None:
     async def scene() -> None:
         limits = WatchLimits(backoff=0.01)
         async with rig(Behaviour(crash="no such device"), watch=limits, wait=False) as r:
@@ -172,15 +172,15 @@ def test_a_configuration_that_cannot_run_is_not_tried_again() -> None:
     run(scene())
 
 
-def test_status_tells_progress_then_the_info() -> None:
+def test_statuses_report_progress_and_then_the_info() -> None:
     async def scene() -> None:
         async with rig(Behaviour(load_seconds=0.4)) as r:
-            await until(lambda: r.told and r.told[-1][0].state == "ready", "ready is told")
+            await until(lambda: r.told and r.told[-1][0].state == "ready", "ready is reported")
             assert [s.phase for s, _ in r.told if s.state == "loading"][-1] == "load"
             info = r.told[-1][1]
             assert isinstance(info, EngineInfo)
             assert info.engine_id == r.client.info.engine_id
-            assert len(r.told) < 10  # changes only, not every beat
+            assert len(r.told) < 10  # only changes are reported, not every heartbeat
 
     run(scene())
 
@@ -211,7 +211,7 @@ def sleeper() -> Iterator[int]:
         (None, 121.0, True),
     ],
 )
-def test_when_a_silent_engine_counts_as_hung(
+def test_an_engine_counts_as_hung_after_a_time_of_silence(
     state: str | None, silence: float, complains: bool, sleeper: int
 ) -> None:
     pulse = EnginePulse(WatchLimits(), 5.0, sleeper, 50.0)
@@ -232,7 +232,7 @@ def test_when_a_silent_engine_counts_as_hung(
         ("CPU, 2 threads", 0.0, 601.0, True),
     ],
 )
-def test_when_a_step_counts_as_hung(
+def test_a_step_counts_as_hung_after_its_limit(
     device: str, p99: float, seconds: float, complains: bool, sleeper: int
 ) -> None:
     pulse = EnginePulse(WatchLimits(), 5.0, sleeper, 50.0)
@@ -250,7 +250,7 @@ def test_back_off_doubles_and_old_deaths_are_forgotten() -> None:
     assert [deaths.add(float(t), was_ready=False) for t in range(5)] == [0.1, 0.2, 0.4, 0.8, None]
     deaths = RestartPolicy(WatchLimits())
     delays = [deaths.add(t * 100.0, was_ready=False) for t in range(10)]
-    assert delays[-1] == pytest.approx(0.8)  # four in any 5 minutes
+    assert delays[-1] == pytest.approx(0.8)  # four failed starts in the 5 minutes of the window
 
 
 def test_back_off_has_a_maximum() -> None:
@@ -259,17 +259,17 @@ def test_back_off_has_a_maximum() -> None:
     assert delays == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, None]
 
 
-def test_deaths_of_processes_that_were_ready_are_forgiven_longer() -> None:
+def test_more_deaths_are_allowed_after_successful_starts() -> None:
     deaths = RestartPolicy(WatchLimits())
     assert [deaths.add(float(t), was_ready=True) for t in range(20)] == [0.1] * 19 + [None]
     deaths = RestartPolicy(WatchLimits())
-    assert None not in [deaths.add(t * 20.0, was_ready=True) for t in range(100)]  # three a minute
+    assert None not in [deaths.add(t * 20.0, was_ready=True) for t in range(100)]  # three per minute
     deaths = RestartPolicy(WatchLimits())
     mixed = [deaths.add(float(t), was_ready=t % 2 == 0) for t in range(10)]
     assert mixed == [0.1, 0.1, 0.1, 0.2, 0.2, 0.4, 0.4, 0.8, 0.8, None]  # the fifth failed start
 
 
-def test_kills_for_hanging_back_off_and_double_the_limit() -> None:
+def test_each_hang_doubles_the_back_off_and_the_timeout() -> None:
     deaths = RestartPolicy(WatchLimits())
     growth = [deaths.growth(0.0)]
     delays = []
@@ -278,7 +278,7 @@ def test_kills_for_hanging_back_off_and_double_the_limit() -> None:
         growth.append(deaths.growth(float(t)))
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6]
     assert growth == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
-    assert deaths.growth(400.0) == 1.0  # they are forgotten
+    assert deaths.growth(400.0) == 1.0  # old hangs are forgotten
 
 
 PRINT_NAMES = (
@@ -296,7 +296,7 @@ SEARCH_KEYS = {"EXA_API_KEY", "YDC_API_KEY", "BRAVE_API_KEY", "TAVILY_API_KEY", 
 def test_a_child_inherits_the_environment_without_keys(
     is_engine: bool, hidden: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Keys of clients reach no child; keys of search services reach the HTTP processes alone."""
+    """No child gets the API keys of clients; only the HTTP processes get those of search services."""
     for name in ("CHORALE_API_KEY", "VLLM_API_KEY", *SEARCH_KEYS, "ANYTHING_ELSE"):
         monkeypatch.setenv(name, "x")
     engine = EngineStart(directory="/d", config=EngineConfig(), parent_pid=1)
@@ -314,8 +314,8 @@ def test_a_child_inherits_the_environment_without_keys(
     assert found & {"CHORALE_API_KEY", "VLLM_API_KEY", "ANYTHING_ELSE", *SEARCH_KEYS} == expected
 
 
-def test_heartbeats_of_another_process_are_not_those_of_the_engine() -> None:
-    """As those of a former engine that has not ended yet: the new one must not count as ready."""
+def test_heartbeats_of_an_earlier_engine_process_are_ignored() -> None:
+    """An earlier engine process may still be ending; the new one must not count as ready."""
 
     async def scene() -> None:
         folder = make_directory()
@@ -358,7 +358,7 @@ def test_the_directory_is_private_and_short(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_loops_of_several_threads_start_processes_at_the_same_time() -> None:
-    """uvloop raises an error if two of its loops start one at once."""
+    """uvloop raises an error if two of its loops start processes at the same time."""
     together = threading.Barrier(4)
 
     async def scene() -> list[int]:

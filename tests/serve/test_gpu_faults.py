@@ -1,4 +1,4 @@
-"""A GPU that fails under a server: tried again, given up with its name, and never replaced by the CPU."""
+"""GPU hardware faults: the engine is restarted a few times, and never on the CPU instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.serve.fake_engine import PLACE, Behaviour
 from tests.support.serve.harness import Rig, collect, expected, request, rig, run, until
 
 
-def test_an_ecc_error_is_tried_again_and_then_given_up() -> None:
+def test_the_engine_restarts_after_ecc_errors_until_the_monitor_gives_up() -> None:
     async def fail(r: Rig, number: int) -> None:
         with pytest.raises(Exception, match="engine failed"):
             await collect(r.client.submit(request(f"r{number}")))
@@ -26,7 +26,7 @@ def test_an_ecc_error_is_tried_again_and_then_given_up() -> None:
         limits = WatchLimits(backoff=0.01, max_gpu_faults=3)
         async with rig(Behaviour(ecc_at_step=2), watch=limits) as r:
             for number in range(3):
-                asked = request(f"short{number}", 1)  # before the step that fails, it serves
+                asked = request(f"short{number}", 1)  # the steps before the faulty one succeed
                 assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
                 pid = r.engine_pid
                 await fail(r, number)
@@ -43,7 +43,7 @@ def test_an_ecc_error_is_tried_again_and_then_given_up() -> None:
             assert PLACE in last.message
             assert "nvidia-smi --gpu-reset -i 00000000:1b:00.0" in last.message
             assert "drain the node" in last.message
-            assert "TORCH_USE_CUDA_DSA" not in last.message  # advice to developers of kernels
+            assert "TORCH_USE_CUDA_DSA" not in last.message  # advice for kernel developers only
 
     run(scene())
 
@@ -66,7 +66,7 @@ def test_only_faults_of_the_last_hour_count() -> None:
     ],
     ids=["cuda", "npu"],
 )
-def test_an_accelerator_that_is_lost_is_named_and_not_replaced_by_another_device(
+def test_a_lost_accelerator_is_named_and_not_replaced_by_another_device(
     platform: Platform, kind: str, named: str, signs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene() -> None:
@@ -82,7 +82,7 @@ def test_an_accelerator_that_is_lost_is_named_and_not_replaced_by_another_device
     run(scene())
 
 
-def test_an_engine_on_the_cpu_keeps_its_choice() -> None:
+def test_an_engine_on_the_cpu_keeps_the_device_auto() -> None:
     async def scene() -> None:
         async with rig(Behaviour()) as r:
             assert r.monitor._start.config.device == "auto"

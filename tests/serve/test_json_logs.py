@@ -1,4 +1,4 @@
-"""--log-format json: one object per line, of every process, whatever is logged."""
+"""--log-format json: every process logs one JSON object per line, whatever the message contains."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parsed(made: logging.LogRecord) -> dict[str, Any]:
     return found
 
 
-def test_members_of_a_line() -> None:
+def test_a_record_becomes_a_json_object() -> None:
     found = parsed(record("a %s of %d", HOSTILE, 3, created=1795430253.25))
     assert found == {
         "timestamp": "2026-11-23T10:37:33.250Z",
@@ -48,7 +48,7 @@ def test_members_of_a_line() -> None:
     }
 
 
-def test_an_exception_is_a_member() -> None:
+def test_the_traceback_of_an_exception_is_a_member() -> None:
     try:
         raise ValueError(HOSTILE)
     except ValueError as error:
@@ -58,7 +58,7 @@ def test_an_exception_is_a_member() -> None:
     assert HOSTILE in found["exception"]
 
 
-def test_ids_of_the_request_and_its_trace() -> None:
+def test_records_have_the_ids_of_the_request_and_its_trace() -> None:
     span = KeptTracer().start("x", {}, {}, "server")
     for context, ids in (
         (RequestContext("req_1"), {"request_id": "req_1"}),
@@ -71,7 +71,7 @@ def test_ids_of_the_request_and_its_trace() -> None:
         assert found.items() >= {**ids, "status": 200}.items()
 
 
-def test_an_exporters_faults_come_once_a_minute() -> None:
+def test_each_error_of_the_trace_exporter_is_logged_once_a_minute() -> None:
     once = ExporterFilter()
     faults = [record("queue full", name=f"{EXPORTER}sdk") for _ in range(3)]
     assert [once.filter(each) for each in faults] == [True, False, False]
@@ -94,7 +94,7 @@ if sys.argv[2] == "0":
 
 
 def test_lines_of_processes_do_not_mix(tmp_path: Path) -> None:
-    """Lines that fill a pipe three times: without the lock, others' lines are written between their parts."""
+    """The lines are longer than a pipe's buffer: without the lock, other lines are written in between."""
     command = [sys.executable, "-c", WRITER, str(tmp_path / "lock")]
     reader, writer = os.pipe()
     processes = [subprocess.Popen([*command, str(index)], stderr=writer) for index in range(3)]
@@ -113,8 +113,8 @@ def test_lines_of_processes_do_not_mix(tmp_path: Path) -> None:
     assert "ValueError: uncaught" in others[1]["exception"]
 
 
-def test_every_line_of_a_server_is_an_object() -> None:
-    """A supervisor, two API processes and the stand-in of an engine; traced, if the extra is installed."""
+def test_every_log_line_of_a_server_is_a_json_object() -> None:
+    """Runs a supervisor, two API processes and a fake engine, with tracing if the extra is installed."""
     traced = is_installed()
     server: dict[str, Any] = {
         "log_format": "json", "log_level": "info", "api_server_count": 2, "served_model_names": ["demo"],
@@ -125,7 +125,7 @@ def test_every_line_of_a_server_is_an_object() -> None:
         ids, lines = serve(server)
     logged = [line for line in lines if line["logger"] == "chorale.access"]
     access = {line["request_id"]: line for line in logged}
-    # Two processes write them: of two requests, the later may be logged first.
+    # Two processes write the lines, so a later request may be logged first.
     assert sorted(ids) == sorted(line["request_id"] for line in logged if line["request_id"] in ids)
     for line in (access[name] for name in ids):
         assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/completions", 200)
@@ -139,7 +139,7 @@ def test_every_line_of_a_server_is_an_object() -> None:
 
 
 def serve(server: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Start a server, send requests, end it. Returns their ids, and its lines."""
+    """Start a server, send requests and stop it. Returns the request ids and the log lines."""
     command = [sys.executable, "-m", "tests.support.serve.serve_fake", json.dumps({"server": server})]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     pipe = subprocess.PIPE
@@ -158,7 +158,7 @@ def serve(server: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def send(port: int) -> str:
-    """A completion, once an API process listens. Returns its request id."""
+    """Send a completion once an API process listens. Returns the request id."""
     body = json.dumps({"model": "demo", "prompt": "hi", "max_tokens": 2}).encode()
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions", body, {"content-type": "application/json"}

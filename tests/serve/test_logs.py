@@ -1,4 +1,4 @@
-"""A log record is one line, whatever is in it."""
+"""Each log record is one line, whatever its message contains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def render(message: str, *args: object, **extra: object) -> str:
     return OneLineFormatter("%(levelname)s %(name)s: %(message)s").format(record)
 
 
-def test_what_a_client_sends_cannot_forge_a_record() -> None:
+def test_text_from_a_client_cannot_forge_a_record() -> None:
     hostile = "x\nERROR chorale.api: forged\r\x1b[2J\x85\u2028\x00 \N{GRINNING FACE} é"
     line = render("no model %r, or: %s", hostile, hostile)
     assert len(line.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Several engines under one supervisor (fake device): health, metrics, deaths, drain, devices."""
+"""Several engines of one supervisor, with a fake device: health, metrics, failures, devices."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def both_ready(server: Supervised) -> None:
 
 
 async def metric(server: Supervised, name: str) -> dict[str, float]:
-    """The values of a metric by engine. The parser refuses what Prometheus would."""
+    """Returns the values of a metric by engine. The parser is as strict as that of Prometheus."""
     _, body = await asyncio.to_thread(fetch, server.port, "/metrics", {})
     return {
         sample.labels["engine"]: sample.value
@@ -74,7 +74,7 @@ async def complete(server: Supervised, prompt: list[int], **fields: Any) -> tupl
 @pytest.mark.parametrize(
     "server", [pytest.param(ONE_HTTP, marks=pytest.mark.slow), TWO_HTTP], ids=["one", "workers"]
 )
-def test_one_dies_and_the_server_serves(server: dict[str, int]) -> None:
+def test_the_server_keeps_serving_when_one_engine_dies(server: dict[str, int]) -> None:
     async def scene() -> None:
         async with serve(server=server, limits={"backoff": 1.0}) as s:
             await both_ready(s)
@@ -105,7 +105,7 @@ def test_one_dies_and_the_server_serves(server: dict[str, int]) -> None:
             assert len(s.children("fake_engine")) == 2
             assert any("engine " in e.get("message", "") for e in s.events if e.get("state") == "dead")
             restarts = "chorale:engine_restarts_total"
-            for _ in range(4):  # whichever process answers; they look once a second
+            for _ in range(4):  # any process may answer; each updates its value once a second
                 for _ in range(200):
                     found = await metric(s, restarts)
                     if sum(found.values()) == 1:
@@ -121,7 +121,7 @@ def test_one_dies_and_the_server_serves(server: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("fault", "code"), [({"refuse": "no such tensor"}, 2), ({"crash": "no such device"}, 1)]
 )
-def test_the_server_ends_when_all_have_given_up(
+def test_the_server_exits_when_all_engines_have_failed(
     fault: dict[str, str], code: int, server: dict[str, int]
 ) -> None:
     async def scene() -> None:
@@ -138,18 +138,18 @@ def test_the_server_ends_when_all_have_given_up(
 @pytest.mark.parametrize(
     "server", [pytest.param(ONE_HTTP, marks=pytest.mark.slow), TWO_HTTP], ids=["one", "workers"]
 )
-def test_one_that_can_never_start_leaves_the_others_serving(server: dict[str, int]) -> None:
+def test_the_server_serves_although_one_engine_cannot_start(server: dict[str, int]) -> None:
     async def scene() -> None:
         behaviour = {"refuse": "out of memory", "faulty": "engine-1"}
         async with serve(behaviour=behaviour, server=server) as s:
             await s.listening()
             await s.answers(200)
-            await until(lambda: "ready" in s.states, "the operator is told")
+            await until(lambda: "ready" in s.states, "the operator is notified")
             assert (await complete(s, [1] * 40))[0] == 200
             (lost,) = [e["message"] for e in s.events if e.get("state") == "dead"]
             assert lost == "engine 1: out of memory; the other engines keep running"
             assert "failed" not in s.states
-            for _ in range(4):  # whichever process answers
+            for _ in range(4):  # any process may answer
                 while await states(s) != ["ready", "failed"]:
                     await asyncio.sleep(0.02)
                 status, body = await health(s)
@@ -184,15 +184,15 @@ class Told:
         say(EngineStatus(state, message=message), info)
 
 
-def test_ready_is_said_once_all_are_and_a_death_names_its_engine() -> None:
+def test_ready_is_reported_once_all_are_ready_and_deaths_name_the_engine() -> None:
     told = Told(2)
     told.tell(0, "loading", "a")
-    told.tell(1, "loading", "b")  # one row a phase: that of the first
+    told.tell(1, "loading", "b")  # only the first loading engine is shown
     told.tell(0, "ready", info=INFO)
     told.tell(1, "loading", "c")
     told.tell(1, "ready", info=EngineInfo(model="m", max_model_len=50, max_num_seqs=9, num_kv_tokens=2000))
     assert told.heard == [("loading", "a"), ("loading", "c"), ("ready", "")]
-    (info,) = told.infos  # what any of them can take
+    (info,) = told.infos  # limits that every engine supports
     assert (info.max_model_len, info.max_num_seqs, info.num_kv_tokens) == (50, 4, 1000)
     told.heard.clear()
     told.tell(1, "dead", "killed")
@@ -207,7 +207,7 @@ def test_ready_is_said_once_all_are_and_a_death_names_its_engine() -> None:
     ]  # fmt: skip
 
 
-def test_one_engine_has_the_callback_itself() -> None:
+def test_a_single_engine_calls_the_callback_directly() -> None:
     told = Told(1)
     assert told.say == [told.hear]
     assert ReplicaStatuses(2, None).callback(1) is not None
@@ -228,13 +228,13 @@ def test_one_engine_has_the_callback_itself() -> None:
         ("0,-1,2", ["0"]),
     ],
 )
-def test_ids_are_kept_as_they_were_written(given: str | None, ids: list[str] | None) -> None:
+def test_visible_ids_keep_their_spelling_and_order(given: str | None, ids: list[str] | None) -> None:
     assert visible_ids({} if given is None else {"CUDA_VISIBLE_DEVICES": given}) == ids
 
 
-def test_each_replica_gets_its_share() -> None:
+def test_gpus_are_shared_out_to_replicas_in_order() -> None:
     assert share(["4", "5", "6", "7"], 2, 2) == [["4", "5"], ["6", "7"]]
-    assert share(["GPU-a", "GPU-b", "GPU-c"], 2, 1) == [["GPU-a"], ["GPU-b"]]  # what is left stays idle
+    assert share(["GPU-a", "GPU-b", "GPU-c"], 2, 1) == [["GPU-a"], ["GPU-b"]]  # the third GPU stays idle
     with pytest.raises(ConfigError, match=r"4 engines need 4 GPUs, and 2 are visible \(0, 1\): use "
                                           "--data-parallel-size 2,"):  # fmt: skip
         share(["0", "1"], 4, 1)
@@ -246,7 +246,7 @@ def test_each_replica_gets_its_share() -> None:
         share(["0", "1", "2"], 2, 4)
 
 
-def test_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_replica_environment_selects_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platforms, "why_no_cuda", lambda: None)
     monkeypatch.setattr(platforms, "gpu_count", lambda: 4)
     config = EngineConfig(device="cuda")
@@ -260,7 +260,9 @@ def test_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replica_environments(EngineConfig(), 2, {}) is None
 
 
-def test_starts_of_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_replica_has_its_own_directory_name_and_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start = EngineStart(directory=str(tmp_path), config=EngineConfig(device="cpu"), parent_pid=1)
     assert replicate(start, 1) == (start,)
     one, two = replicate(start, 2)
@@ -283,7 +285,7 @@ def test_starts_of_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert one.config.host_share == 1
 
 
-def test_an_engine_process_gets_the_variables_of_its_start(tmp_path: Path) -> None:
+def test_an_engine_process_gets_the_environment_of_its_start(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     program = f"import os; open({str(seen)!r}, 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
     start = EngineStart(
@@ -303,7 +305,7 @@ def test_an_engine_process_gets_the_variables_of_its_start(tmp_path: Path) -> No
 
 def test_ranks_on_mig_instances_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platforms, "why_no_cuda", lambda: None)
-    monkeypatch.setattr(platforms, "gpu_count", lambda: 1)  # as CUDA shows them
+    monkeypatch.setattr(platforms, "gpu_count", lambda: 1)  # CUDA shows only one MIG instance
     instances = {"CUDA_VISIBLE_DEVICES": "MIG-7d3,MIG-9c1"}
     ranks = EngineConfig(tensor_parallel_size=2)
     assert len(replica_environments(EngineConfig(), 2, instances) or ()) == 2
@@ -321,4 +323,4 @@ def test_a_gpu_that_is_named_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -
         replica_environments(EngineConfig(), 2, twice)
     with pytest.raises(ConfigError, match="names 0 twice"):
         devices.check_visible(2, environment=twice)
-    devices.check_visible(1, environment=twice)  # an engine of one GPU takes the first
+    devices.check_visible(1, environment=twice)  # a single-GPU engine uses the first

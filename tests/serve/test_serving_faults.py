@@ -1,4 +1,4 @@
-"""What an HTTP client sees of faults: drains, a killed engine, a full queue."""
+"""Effects of faults on HTTP clients: a drain that times out, a full queue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLOW = {"step_seconds": 0.02}
 
 
 def complete(port: int, num_tokens: int, on_line: Callable[[str], None]) -> int:
-    """Stream a completion; calls ``on_line`` with each data line. Returns the status."""
+    """Stream a completion, and call ``on_line`` with each data line. Returns the HTTP status."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     body = {"model": "m", "prompt": [1, 2, 3], "max_tokens": num_tokens, "stream": True, "ignore_eos": True}
     try:
@@ -37,7 +37,7 @@ def complete(port: int, num_tokens: int, on_line: Callable[[str], None]) -> int:
 
 
 class Streams:
-    """Completions that run in threads, and what they have received."""
+    """Completions that run in threads, and the lines that they have received."""
 
     def __init__(self, server: Supervised, count: int, num_tokens: int) -> None:
         self.lines: list[list[str]] = [[] for _ in range(count)]
@@ -52,12 +52,12 @@ class Streams:
         await until(lambda: all(len(lines) > 2 for lines in self.lines), "every stream has tokens")
 
     async def last_objects(self) -> list[dict[str, Any]]:
-        """Wait for the ends; the last JSON object of each."""
+        """Wait until all streams have ended. Returns the last JSON object of each."""
         await asyncio.wait_for(asyncio.gather(*self.tasks), PATIENCE)
         return [json.loads([line for line in lines if line != "[DONE]"][-1]) for lines in self.lines]
 
 
-def test_a_drain_that_runs_out_of_time_ends_streams_with_an_error() -> None:
+def test_streams_end_with_an_error_when_a_drain_times_out() -> None:
     async def scene() -> None:
         settings = {"served_model_names": ["m"], "shutdown_timeout": 0.3}
         async with serve(behaviour=SLOW, server=settings) as s:
@@ -73,7 +73,7 @@ def test_a_drain_that_runs_out_of_time_ends_streams_with_an_error() -> None:
     run(scene())
 
 
-def test_clients_that_leave_free_the_engine_and_a_full_queue_answers_429() -> None:
+def test_a_full_queue_answers_429_until_clients_disconnect() -> None:
     async def scene() -> None:
         settings = {"served_model_names": ["m"], "max_queued_requests": 0}
         async with serve(behaviour=SLOW | {"max_num_seqs": 2}, server=settings) as s:
@@ -95,7 +95,9 @@ def test_clients_that_leave_free_the_engine_and_a_full_queue_answers_429() -> No
                 connection.close()
             left, lines = time.monotonic(), list[str]()
             while (await asyncio.to_thread(complete, s.port, 1, lines.append)) != 200:
-                assert time.monotonic() - left < PATIENCE  # they would take 1,000 s
-            assert lines[-1] == "[DONE]"  # by the engine: the status alone is the HTTP process's
+                assert time.monotonic() - left < PATIENCE  # the abandoned requests would take 1,000 s
+            assert (
+                lines[-1] == "[DONE]"
+            )  # the engine has finished it; the status 200 alone does not show that
 
     run(scene())

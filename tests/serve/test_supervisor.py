@@ -1,4 +1,4 @@
-"""The server's processes together: health, restarts, the API workers, and that nothing is left behind."""
+"""The processes of a server: health, restarts, API processes, signals, and cleanup."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ JSON = {"Content-Type": "application/json"}
 
 @dataclass
 class Supervised:
-    """The supervisor process, and what it has said."""
+    """The supervisor process, and the events that it has printed."""
 
     process: asyncio.subprocess.Process
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Supervised:
         await until(lambda: any("port" in event for event in self.events), "it listens")
 
     async def answers(self, status: int, path: str = "/health") -> float:
-        """Wait until the path answers with the status; seconds."""
+        """Wait until the path answers with the status. Returns the seconds waited."""
         start = time.monotonic()
         while await self.get(path) != status:
             assert time.monotonic() - start < PATIENCE, f"{path} never answered {status}"
@@ -60,7 +60,7 @@ class Supervised:
         return (await asyncio.to_thread(fetch, self.port, path, headers))[0]
 
     def children(self, module: str) -> list[int]:
-        """Live children of the supervisor whose command line names the module or script."""
+        """Returns the live children of the supervisor whose command line contains ``module``."""
         found = []
         for entry in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
             with contextlib.suppress(FileNotFoundError):
@@ -104,7 +104,7 @@ async def serve(*, stderr: int | None = None, **given: Any) -> AsyncIterator[Sup
     finally:
         if process.returncode is None:
             process.terminate()
-            process.terminate()  # at once
+            process.terminate()  # a second signal skips the drain
         try:
             await asyncio.wait_for(process.wait(), PATIENCE)
         except TimeoutError:
@@ -126,7 +126,7 @@ async def ended(server: Supervised, seconds: float = 60.0) -> int:
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-def test_health_follows_the_engine_through_a_death() -> None:
+def test_health_is_503_until_a_killed_engine_is_replaced() -> None:
     async def scene() -> None:
         async with serve(behaviour={"load_seconds": 0.5}) as s:
             await s.listening()
@@ -136,32 +136,32 @@ def test_health_follows_the_engine_through_a_death() -> None:
             await s.answers(503)
             await s.answers(200)
             assert s.engine != first
-            await until(lambda: s.states[-1] == "ready", "the operator is told")
+            await until(lambda: s.states[-1] == "ready", "the operator is notified")
             assert "dead" in s.states
 
     run(scene())
 
 
-def test_health_is_red_with_progress_while_loading_and_sigterm_does_not_wait_for_it() -> None:
+def test_health_is_503_with_progress_while_loading_and_sigterm_interrupts_it() -> None:
     async def scene() -> None:
         async with serve(behaviour={"load_seconds": 60.0}) as s:
             await s.listening()
             await s.answers(503)
-            await until(lambda: s.states, "progress is told")
-            await asyncio.sleep(0.5)  # a beat or two
+            await until(lambda: s.states, "progress is reported")
+            await asyncio.sleep(0.5)  # one or two heartbeats
             _, body = await asyncio.to_thread(fetch, s.port, "/health", {})
             health = json.loads(body)
             assert (health["status"], health["phase"], health["progress"]) == ("loading", "load", 0.5)
             engine = s.engine
             s.process.terminate()
-            assert await ended(s, 30.0) == 0  # half of what loading takes
+            assert await ended(s, 30.0) == 0  # half of the loading time
             assert not is_running(engine)
 
     run(scene())
 
 
 NO_FILE = {"ssl_certfile": "/no/cert", "ssl_keyfile": "/no/key"}
-NO_CERTIFICATE = {"ssl_certfile": __file__, "ssl_keyfile": __file__}  # readable, and not PEM
+NO_CERTIFICATE = {"ssl_certfile": __file__, "ssl_keyfile": __file__}  # readable, but not PEM
 NO_STORE = {"response_store": "/"}
 
 
@@ -176,7 +176,7 @@ NO_STORE = {"response_store": "/"}
         pytest.param(WORKERS, NO_STORE, 2, id="workers-store", marks=pytest.mark.slow),
     ],
 )
-def test_files_that_cannot_be_used_are_named_without_a_traceback(
+def test_the_error_for_an_unusable_file_names_it_without_a_traceback(
     server: dict[str, int], fault: dict[str, str], code: int
 ) -> None:
     async def scene() -> None:
@@ -192,7 +192,7 @@ def test_files_that_cannot_be_used_are_named_without_a_traceback(
 
 
 def use_another_vocabulary(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Makes the HTTP side fail before it serves."""
+    """Makes the HTTP side fail before it listens."""
     (folder / "o200k_base.tiktoken").write_text("IQ== 0\n")
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(folder))
 
@@ -200,7 +200,7 @@ def use_another_vocabulary(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Non
 @pytest.mark.parametrize(
     "server", [{}, pytest.param(WORKERS, marks=pytest.mark.slow)], ids=["one", "workers"]
 )
-def test_a_vocabulary_that_is_another_is_named_without_a_traceback(
+def test_the_error_for_a_wrong_vocabulary_names_it_without_a_traceback(
     server: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     use_another_vocabulary(monkeypatch, tmp_path)
@@ -245,7 +245,7 @@ def test_a_unix_socket_is_removed_at_the_end(
 
 
 @pytest.mark.parametrize("server", [{}, WORKERS], ids=["one", "workers"])
-def test_sigterm_ends_everything_in_order(server: dict[str, int]) -> None:
+def test_sigterm_ends_all_processes_and_removes_the_sockets(server: dict[str, int]) -> None:
     async def scene() -> None:
         async with serve(server=server) as s:
             await s.listening()
@@ -313,7 +313,7 @@ def test_a_dead_api_worker_is_replaced_and_the_other_serves_meanwhile() -> None:
 
 
 def test_a_stopped_api_worker_is_replaced() -> None:
-    """The other one answers health probes, so nothing but its own silence shows it."""
+    """The other worker still answers health probes, so only the missing heartbeats reveal it."""
 
     async def scene() -> None:
         async with serve(server=WORKERS) as s:
@@ -342,7 +342,7 @@ def test_children_die_with_a_killed_supervisor() -> None:
             s.process.kill()
             await s.process.wait()
             await until(lambda: not any(is_running(pid) for pid in children), "all end")
-        # Nobody was left to remove it; the next server that starts does (any: tests run side by side).
+        # The next server removes the directory (also one of a test that runs at the same time).
         async with serve() as s:
             await s.listening()
             assert not directory.exists()
@@ -363,7 +363,7 @@ def test_children_die_with_a_killed_supervisor() -> None:
         pytest.param(WORKERS, signal.SIGINT, id="workers-interrupt", marks=pytest.mark.slow),
     ],
 )
-def test_these_signals_let_streams_finish(server: dict[str, int], number: signal.Signals) -> None:
+def test_stop_signals_let_streams_finish(server: dict[str, int], number: signal.Signals) -> None:
     async def scene() -> None:
         async with serve(behaviour={"step_seconds": 0.05}, server=server) as s:
             await s.listening()
@@ -384,8 +384,8 @@ def test_these_signals_let_streams_finish(server: dict[str, int], number: signal
     run(scene())
 
 
-def test_other_signals_end_nothing() -> None:
-    """SIGUSR1 writes stacks, SIGUSR2 does nothing; a terminal's signals to children are the supervisor's."""
+def test_other_signals_end_no_process() -> None:
+    """SIGUSR1 writes stacks, and SIGUSR2 does nothing. Children ignore signals from a terminal."""
 
     async def scene() -> None:
         async with serve(server=WORKERS, stderr=asyncio.subprocess.PIPE) as s:
@@ -408,7 +408,7 @@ def test_other_signals_end_nothing() -> None:
     run(scene())
 
 
-def test_a_port_in_use_is_known_before_anything_loads() -> None:
+def test_a_port_in_use_is_an_error_before_loading() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,4 +1,4 @@
-"""build_engine: phases, what the engine says of itself, and the dtypes it can be built in."""
+"""build_engine: the phases of a start, the engine's info, dtypes and devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.engine.integrity import check_integrity
 from tests.support.runtime import make_engine, random_prompt, request, run
 
 
-def test_phases_and_info(checkpoint: Path) -> None:
+def test_the_info_and_the_phases_of_a_start_are_reported(checkpoint: Path) -> None:
     seen: list[tuple[str, float | None]] = []
 
     def progress(phase: str, fraction: float | None = None, message: str = "") -> None:
@@ -44,7 +44,7 @@ def test_phases_and_info(checkpoint: Path) -> None:
     core.shutdown()
 
 
-def test_generation_config_gives_defaults_unless_told_not_to(checkpoint: Path, tmp_path: Path) -> None:
+def test_generation_config_sets_default_sampling_unless_disabled(checkpoint: Path, tmp_path: Path) -> None:
     for file in checkpoint.iterdir():
         (tmp_path / file.name).symlink_to(file)
     (tmp_path / "generation_config.json").unlink()
@@ -72,15 +72,17 @@ def test_generation_config_gives_defaults_unless_told_not_to(checkpoint: Path, t
         ({"dtype": "bfloat16", "kv_cache_dtype": "float32"}, 0.05),
     ],
 )
-def test_other_dtypes_are_near_float32(checkpoint: Path, options: dict[str, str], tolerance: float) -> None:
-    """The median counts: rounding may turn a choice of the router."""
+def test_other_dtypes_give_nearly_the_scores_of_float32(
+    checkpoint: Path, options: dict[str, str], tolerance: float
+) -> None:
+    """Compares medians, since rounding may change which experts the router selects."""
     difference = np.abs(scores(checkpoint, ops="reference") - scores(checkpoint, ops="reference", **options))
     assert 0 < np.median(difference) < tolerance
 
 
 @pytest.mark.skipif(library().functions is None, reason="the CPU kernels are not built")
-def test_exact_is_exact_also_where_weights_are_bfloat16(checkpoint: Path) -> None:
-    """As of a large model: keys and values are then float32, unless they are named."""
+def test_exact_cpu_precision_is_exact_with_bfloat16_weights(checkpoint: Path) -> None:
+    """Large models have bfloat16 weights. The KV cache is float32 unless ``kv_cache_dtype`` is given."""
     options = {"ops": "cpu", "cpu_precision": "exact", "dtype": "bfloat16"}
     expected = scores(checkpoint, ops="reference")
     assert np.abs(scores(checkpoint, **options) - expected).max() < 1e-3
@@ -88,7 +90,7 @@ def test_exact_is_exact_also_where_weights_are_bfloat16(checkpoint: Path) -> Non
 
 
 def scores(checkpoint: Path, **options: str) -> npt.NDArray[np.float64]:
-    """Log-probabilities of a prompt of 100 tokens."""
+    """Returns the log-probabilities of a prompt of 100 tokens."""
     each = request("p", random_prompt(100, seed=1), max_tokens=1, prompt_logprobs=0)
     made = run(make_engine(checkpoint, **options), [each])["p"][0].prompt_logprobs
     found = np.array([entry.logprob for entry in made or () if entry])
@@ -96,7 +98,7 @@ def scores(checkpoint: Path, **options: str) -> npt.NDArray[np.float64]:
     return found
 
 
-def test_devices_that_are_not_there(checkpoint: Path) -> None:
+def test_a_missing_device_is_an_error(checkpoint: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="--device cuda"):
             open_device("cuda")

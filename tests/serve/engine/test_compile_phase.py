@@ -1,4 +1,4 @@
-"""Which steps a start records, so that their kernels are compiled before the first request."""
+"""The compile phase records steps, so that their kernels are compiled before the first request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of a GPU while an engine loads and steps: a stand-in for its device, everything else real."""
+"""GPU errors while an engine loads and steps, on a CPU device that is labelled as a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ECC = "CUDA error: uncorrectable ECC error encountered"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint; engines run on a CPU that says that it is a GPU."""
+    """Returns a checkpoint. Engines run on a CPU device that is labelled as a GPU."""
     opened = build_rank.open_device
 
     def open_device(*arguments: Any, **options: Any) -> CpuDevice:
@@ -40,13 +40,13 @@ def fail(*_: object, **__: object) -> None:
     raise torch.AcceleratorError(ECC)
 
 
-def test_while_it_loads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_error_while_loading_names_the_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_rank, "load_weights", fail)
     with pytest.raises(GpuError, match=r"the engine could not be loaded: GPU 2 \(NVIDIA H200, GPU-1a2b"):
         make_engine(folder)
 
 
-def test_in_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_error_in_a_step_names_the_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     core = make_engine(folder)
     monkeypatch.setattr(Worker, "run", fail)
     core.add_request(request("a", random_prompt(10), max_tokens=4))

@@ -1,4 +1,4 @@
-"""The publisher of KV events, heard by a subscriber that knows the format only."""
+"""The publisher of KV events, with a subscriber that implements only the documented format."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def listen(endpoint: str, replay: str | None = None, **options: Any) -> Subscrib
 
 
 class Stand:
-    """An engine with a publisher, and requests at random over a pool that is too small for them."""
+    """An engine with a publisher, and random requests for which the KV pool is too small."""
 
     def __init__(self, folder: Path, seed: int = 1, replica: int = 0, **config: Any) -> None:
         self.endpoint, self.replay = f"ipc://{folder}/events", f"ipc://{folder}/replay"
@@ -58,7 +58,7 @@ class Stand:
         OPENED.callback(self.close)
         self.is_open = True
         self.life = Life(LIMITS)
-        self.life.step = self.life.core.step  # type: ignore[method-assign]  # without its checks
+        self.life.step = self.life.core.step  # type: ignore[method-assign]  # skips the checks of Life
         self.rng = random.Random(seed)
         self.texts = [[self.rng.randrange(VOCAB) for _ in range(150)] for _ in range(12)]
         self.number = 0
@@ -72,7 +72,7 @@ class Stand:
             self.is_open = False
 
     def step(self) -> None:
-        """One step; new requests, aborts and, rarely, a reset before it."""
+        """Run one step, after adding requests and sometimes an abort or, rarely, a reset."""
         core, rng = self.life.core, self.rng
         while len(core._engine.requests) < 12:
             self.number += 1
@@ -95,7 +95,7 @@ class Stand:
         self.publisher.collect()
 
     def index(self, group: CacheGroup) -> set[int]:
-        """The numbers of the blocks that the engine's own index has."""
+        """Returns the event hashes of the blocks in the engine's prefix index."""
         return {event_hash(each) for each in self.life.core._engine.cache.pool.published(group)}
 
     def agrees(self, heard: Subscriber, *, both: bool) -> bool:
@@ -105,7 +105,7 @@ class Stand:
 
 
 def connected(stand: Stand, **options: Any) -> Subscriber:
-    """A subscriber that has heard the first batch."""
+    """Returns a subscriber that has received the first batch."""
     heard = listen(stand.endpoint, stand.replay, **options)
     until(lambda: heard.read(0.02), "the first batch")
     return heard
@@ -118,7 +118,7 @@ def until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> 
 
 
 def follow(stand: Stand, heard: Subscriber, num_events: int, burst: int) -> None:
-    """Steps in bursts, each heard, until so many events came; then all of them."""
+    """Runs bursts of steps until the subscriber has ``num_events`` events, then reads all others."""
     while heard.num_events < num_events:
         for _ in range(burst):
             stand.step()
@@ -140,7 +140,7 @@ def follow(stand: Stand, heard: Subscriber, num_events: int, burst: int) -> None
 def test_a_subscriber_ends_with_the_engines_index(
     folder: Path, num_events: int, encoding: Any, groups: Any, hwm: int
 ) -> None:
-    """With ``hwm`` 3 and bursts of steps, batches are lost on the way and replayed."""
+    """With ``hwm`` 3 and bursts of steps, some batches are lost and replayed."""
     stand = Stand(folder, encoding=encoding, groups=groups, hwm=hwm, topic="kv@pod@model", replica=3)
     stand.start()
     heard = connected(stand, topic="kv@", hwm=0 if hwm > 3 else 3)
@@ -154,8 +154,8 @@ def test_a_subscriber_ends_with_the_engines_index(
     stand.close()
 
 
-def test_events_hold_what_the_engine_hashes(folder: Path) -> None:
-    """Parents and tokens of the events lead to the hashes, computed with nothing but hashlib."""
+def test_parents_and_tokens_of_events_give_the_block_hashes(folder: Path) -> None:
+    """Computes the hashes from the events with hashlib only."""
     from hashlib import blake2b
 
     stand = Stand(folder)
@@ -191,7 +191,7 @@ def has_chain(heard: Subscriber, block: int | None) -> bool:
     return True
 
 
-def test_a_full_queue_drops_the_oldest_and_says_so(
+def test_a_full_queue_drops_the_oldest_batches_with_a_warning(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stand = Stand(folder, max_queue_size=10)
@@ -199,7 +199,7 @@ def test_a_full_queue_drops_the_oldest_and_says_so(
     heard = connected(stand)
     publisher = stand.publisher
     with monkeypatch.context() as patch:
-        patch.setattr(publisher, "_wake", lambda: None)  # the thread sleeps on
+        patch.setattr(publisher, "_wake", lambda: None)  # the thread is not woken
         for _ in range(60):
             stand.step()
         assert len(publisher._pending) == 10
@@ -209,11 +209,11 @@ def test_a_full_queue_drops_the_oldest_and_says_so(
     until(lambda: heard.read(0.05) == 0 and heard.expected == publisher.num_batches, "the rest")
     assert (heard.num_gaps, heard.num_lost, heard.num_clears) == (1, dropped, 2)
     assert f"{dropped} batches of KV events were dropped" in caplog.text
-    assert heard.blocks[0, "GPU"] <= stand.index(CacheGroup.FULL)  # none that is gone
+    assert heard.blocks[0, "GPU"] <= stand.index(CacheGroup.FULL)  # no removed blocks
     stand.close()
 
 
-def test_a_stalled_subscriber_neither_blocks_nor_grows_the_engine(folder: Path) -> None:
+def test_a_stalled_subscriber_neither_blocks_the_engine_nor_fills_its_queue(folder: Path) -> None:
     stand = Stand(folder, hwm=5, buffer_steps=7)
     stand.start()
     connected(stand, hwm=1)
@@ -227,11 +227,11 @@ def test_a_stalled_subscriber_neither_blocks_nor_grows_the_engine(folder: Path) 
     stand.close()
 
 
-def test_a_late_subscriber_hears_of_an_empty_engine(folder: Path) -> None:
-    """One that reconnects to a restarted engine hears that nothing is left, before any block is stored."""
+def test_a_late_subscriber_is_told_that_an_engine_is_empty(folder: Path) -> None:
+    """A subscriber that reconnects to a restarted engine has to drop its blocks."""
     stand = Stand(folder)
     stand.start()
-    time.sleep(0.05)  # the first batch is lost on everybody
+    time.sleep(0.05)  # nobody receives the first batch
     first, second = (listen(stand.endpoint) for _ in range(2))
     until(lambda: first.read(0.02), "the first subscriber")
     until(lambda: second.read(0.02), "the second subscriber")
@@ -243,14 +243,14 @@ def test_a_late_subscriber_hears_of_an_empty_engine(folder: Path) -> None:
     third = listen(stand.endpoint)
     assert third.read(0.3) == 0
     first.read(0.05)
-    assert first.num_clears == clears  # blocks are stored: nobody is told otherwise
+    assert first.num_clears == clears  # blocks are stored, so it is not repeated
     stand.close()
     until(lambda: first.read(0.05), "the engine's end")
     assert first.blocks == {}
 
 
-def test_a_late_subscriber_asks_for_a_snapshot(folder: Path) -> None:
-    """The batches that it missed are kept no more; parents and tokens come with the snapshot, too."""
+def test_a_late_subscriber_can_request_a_snapshot(folder: Path) -> None:
+    """The batches that it missed are no longer kept. A snapshot includes parents and tokens."""
     stand = Stand(folder, buffer_steps=5, groups="all")
     stand.start()
     early = connected(stand)
@@ -282,7 +282,7 @@ def test_malformed_replay_requests_are_ignored(folder: Path) -> None:
         asker.send_multipart(frames)
         assert not asker.poll(20)
         asker.close(0)
-    bare = context.socket(zmq.DEALER)  # without the empty frame that REQ would send
+    bare = context.socket(zmq.DEALER)  # without the empty frame that a REQ socket sends
     bare.connect(stand.replay)
     bare.send(bytes(8))
     assert bare.poll(5000)
@@ -346,19 +346,19 @@ def test_a_taken_address_is_a_clear_error(folder: Path) -> None:
         KvEventPublisher(KvEventsConfig(enable_kv_cache_events=True, endpoint="ipc:///no/such/folder/x"))
 
 
-def test_a_path_is_not_taken_from_a_running_engine_but_from_a_dead_one(folder: Path) -> None:
+def test_a_socket_path_is_taken_over_only_from_a_dead_engine(folder: Path) -> None:
     config = KvEventsConfig(enable_kv_cache_events=True, endpoint=f"ipc://{folder}/x")
     first = KvEventPublisher(config)
     with pytest.raises(ConfigError, match="in use"):
         KvEventPublisher(config)
     first.close()
-    with socket.socket(socket.AF_UNIX) as killed:  # leaves its file
+    with socket.socket(socket.AF_UNIX) as killed:  # its file remains
         killed.bind(f"{folder}/y")
     assert os.path.exists(f"{folder}/y")
     KvEventPublisher(KvEventsConfig(enable_kv_cache_events=True, endpoint=f"ipc://{folder}/y")).close()
 
 
-def test_llm_publishes_what_its_steps_record(folder: Path) -> None:
+def test_an_offline_engine_publishes_its_events(folder: Path) -> None:
     stand = Stand(folder)
     stand.start()
     heard = connected(stand)

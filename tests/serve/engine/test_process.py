@@ -1,4 +1,4 @@
-"""The engine process: clients and parents that vanish, SIGTERM, and what it leaves open to others."""
+"""The engine process: lost clients and parents, SIGTERM, request ownership and privacy."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ async def start_script(name: str, *arguments: str) -> asyncio.subprocess.Process
 async def first_line(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
     line = await asyncio.wait_for(process.stdout.readline(), PATIENCE)
-    assert line, "the process ended without a word"
+    assert line, "the process ended without output"
     return line.decode().strip()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_requests_of_a_client_that_vanished_are_aborted(number: signal.Signals) -> None:
-    """Killed: noticed when its next token cannot be sent. Stopped: noticed by its silence."""
+    """A killed client is noticed when a token cannot be sent, a stopped one by its silence."""
 
     async def scene() -> None:
         async with rig(Behaviour(step_seconds=0.01), client_timeout=1.0) as r:
@@ -58,7 +58,7 @@ def test_requests_of_a_client_that_vanished_are_aborted(number: signal.Signals) 
                 answer = asyncio.ensure_future(collect(r.client.submit(mine)))
                 lone.send_signal(number)
                 took = await until(lambda: r.client.stats.num_running <= 1, "its requests are aborted")
-                assert took < 30.0  # they would take 500 s
+                assert took < 30.0  # the requests would take 500 s
                 assert await answer == {0: (expected(mine), "length")}
                 await r.engine_is_empty()
                 assert r.client.stats.kv_blocks_used == 0
@@ -125,24 +125,24 @@ async def spawn_engine(directory: Path, behaviour: Behaviour) -> asyncio.subproc
 
 
 def listening_inodes(pid: int) -> set[str]:
-    """Inodes of the TCP sockets (v4 and v6) in LISTEN that the process holds."""
+    """Returns the inodes of the listening TCP sockets (IPv4 and IPv6) of a process."""
     listening = set()
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A":
                 listening.add(f"socket:[{fields[9]}]")
-    held = set()
+    opened = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            held.add(os.readlink(entry))
+            opened.add(os.readlink(entry))
         except FileNotFoundError:
             continue
-    return listening & held
+    return listening & opened
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_nothing_is_open_to_other_users() -> None:
+def test_sockets_and_configuration_are_private_to_the_user() -> None:
     async def scene() -> None:
         async with rig() as r:
             assert listening_inodes(r.engine_pid) == set()
@@ -179,8 +179,8 @@ def test_garbage_on_the_socket_is_dropped() -> None:
     run(scene())
 
 
-def test_a_client_cannot_end_a_request_of_another() -> None:
-    """Ids are chosen by the API processes; one must not touch another's, whole or a choice of it."""
+def test_a_client_cannot_abort_or_take_over_requests_of_another() -> None:
+    """API processes choose request ids, and must not abort a request, or a choice, of another process."""
 
     async def scene() -> None:
         async with rig(Behaviour(step_seconds=0.005)) as r:
@@ -193,7 +193,7 @@ def test_a_client_cannot_end_a_request_of_another() -> None:
                 other.send(encode(Abort(["mine"], 0)))
                 other.send(encode(Abort(["mine"])))
                 other.send(encode(Submit(r.client.info.engine_id, request("theirs", 3))))
-                assert await asyncio.to_thread(other.poll, 30_000)  # so both aborts have been handled
+                assert await asyncio.to_thread(other.poll, 30_000)  # both aborts have been handled before
             found = {index: [t for c in chunks if c.index == index for t in c.token_ids] for index in (0, 1)}
             for index, (tokens, reason) in (await asyncio.wait_for(collect(stream), PATIENCE)).items():
                 assert (found[index] + tokens, reason) == (expected(mine, index), "length")
@@ -202,7 +202,7 @@ def test_a_client_cannot_end_a_request_of_another() -> None:
 
 
 def test_the_id_of_a_request_that_has_ended_may_be_used_again() -> None:
-    """By any client: the engine forgets whose it was with the last choice, not before."""
+    """Any client may use it: the engine forgets the owner when the last choice ends."""
 
     async def scene() -> None:
         async with rig() as r:

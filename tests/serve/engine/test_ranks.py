@@ -1,4 +1,4 @@
-"""``chorale serve --tensor-parallel-size 2``: a rank is killed, and the server serves again."""
+"""``chorale serve --tensor-parallel-size 2``: the server recovers after a rank is killed."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.parallel.test_ranks import WIDE
 from tests.support.processes import children, exists
 from tests.support.served import Served, serving
 
-NOTICED = 3.0  # seconds
-RESTARTED = 60.0
+NOTICED = 3.0  # seconds until requests fail after a kill
+RESTARTED = 60.0  # seconds until the engine is ready again
 
 
 def rank_of(served: Served) -> int:
-    """The process of rank 1. With GPUs there are compile processes, too; while one of them ends, Linux may
-    leave others out of the list of children."""
+    """Returns the process id of rank 1. With GPUs there are compile processes as well; while one of them
+    ends, the list of children may be incomplete."""
     (engine,) = served.engine_pids()
     found: list[int] = []
 
     def is_found() -> bool:
-        with contextlib.suppress(OSError):  # of a process that has just ended
+        with contextlib.suppress(OSError):  # a process has just ended
             found[:] = [
                 pid for pid in children(engine) if b"rank_entry" in Path(f"/proc/{pid}/cmdline").read_bytes()
             ]
@@ -41,7 +41,7 @@ def rank_of(served: Served) -> int:
 
 
 def failure_of(served: Served, prompt: str | list[str], max_tokens: int) -> tuple[str, float]:
-    """Streams until the stream fails, with a rank killed a moment after it runs: (error, seconds)."""
+    """Kills a rank while a completion streams. Returns the error, and the seconds until it arrived."""
     killed: list[float] = []
     rank = rank_of(served)
 
@@ -70,12 +70,12 @@ DECODE, PREFILL = ("a decode", 8000), ("a long prompt " * 4000, 1)
     "kills",
     [
         pytest.param([DECODE], id="decode"),
-        # Not together: a server gives up after 20 deaths in 5 minutes.
+        # Two cases, since a server gives up after 20 deaths in 5 minutes.
         pytest.param([DECODE] * 10, id="ten decodes", marks=pytest.mark.slow),
         pytest.param([PREFILL] * 10, id="ten prefills", marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_rank_ends_its_requests_and_the_engine_comes_back(
+def test_a_killed_rank_fails_its_requests_and_the_engine_restarts(
     kills: list[tuple[str, int]], tmp_path: Path
 ) -> None:
     folder = write_random_checkpoint(tmp_path / "model", make_config(**WIDE), seed=3)
@@ -99,5 +99,5 @@ def test_a_killed_rank_ends_its_requests_and_the_engine_comes_back(
     while any(map(exists, left)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    # Torch names shared memory after the process that made it; other tests have theirs here, too.
+    # The names of torch's shared memory contain the process id; other tests may have some at the same time.
     assert not [name for name in os.listdir("/dev/shm") if any(f"_{pid}_" in name for pid in left)]
