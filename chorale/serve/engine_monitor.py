@@ -35,7 +35,7 @@ from chorale.serve.watch import EnginePulse, RestartPolicy, WatchLimits
 
 logger = logging.getLogger(__name__)
 ENGINE_COMMAND = (sys.executable, "-m", "chorale.serve.engine.process")
-WATCH_INTERVAL = 0.1  # seconds
+WATCH_INTERVAL = 0.1  # seconds between two checks of the heartbeats
 SPAWN_LOCK = threading.Lock()  # uvloop cannot start processes from loops of two threads at the same time
 SPAWN_RETRY = 0.005  # seconds between two attempts to acquire the lock
 

@@ -94,7 +94,7 @@ def find_model(config: EngineConfig) -> ModelConfig | None:
 
 
 def _check_sizes(config: EngineConfig, model: ModelConfig) -> None:
-    """Checks sizes as the engine does. On a GPU memory is not checked: only the engine process opens it."""
+    """Checks sizes as the engine does. Skips memory on a GPU, which only the engine opens."""
     if find_platform(config.device) is None:
         if config.device == "auto" and model.num_parameters > SMALL_PARAMETERS:
             check_gpus(config.tensor_parallel_size, 0)  # several ranks of a large model need GPUs

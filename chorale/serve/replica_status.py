@@ -14,9 +14,8 @@ from chorale.serve.engine_monitor import OnStatus
 class ReplicaStatuses:
     """Provides the ``on_status`` callback of each monitor, and calls that of the command line.
 
-    The latter is called with "loading" of the first engine that is loading, with "ready" once all engines
-    that have not failed are ready, with each death and the index of its engine, and with "failed" once all
-    engines have failed.
+    The command line gets "loading" from the first engine that is still loading, "ready" once each engine is
+    ready or has failed, "dead" with the index of an engine that dies, and "failed" once all have failed.
     """
 
     def __init__(self, num_replicas: int, on_status: OnStatus | None) -> None:

@@ -65,7 +65,7 @@ def run(
     ``api_key_hashes``: ``hash_key`` of each key; child processes never get the keys. ``on_status`` is called
     with the progress of loading, with "ready" and the ``EngineInfo``, after crashes, and with "failed" and
     the message for the operator. Callbacks run on the event loop and must not block. Raises ``ConfigError``
-    if the address cannot be listened on.
+    if the address is in use or invalid.
     """
     settle_signals()
     sockets = bind_sockets(server_config) if job is None else []
@@ -198,7 +198,7 @@ class Supervisor:
         return EXIT_FAILED if error is not None else engine.result()
 
     async def _drain(self, frontend: asyncio.Task[None]) -> None:
-        """Lets running requests finish within ``shutdown_timeout`` seconds; a second signal cuts them."""
+        """Lets running requests finish within ``shutdown_timeout`` seconds; a second signal cancels them."""
         if self._on_stopping is not None:
             self._on_stopping()
         self._frontend.drain()

@@ -14,7 +14,7 @@ class WatchLimits:
     """Limits of the engine monitor; times are seconds. The defaults are for serving; tests shorten them."""
 
     heartbeat_timeout: float | None = None  # limit of silence while serving; None: as in the configuration
-    most_doublings: int = 3  # how often kills of hung processes can double the heartbeat timeout
+    most_doublings: int = 3  # each kill of a hung process doubles the heartbeat timeout, up to this often
     step_timeout: float | None = None  # None: 30 s on an accelerator, 600 s on a CPU (a long prefill chunk)
     step_p99_factor: float = 20.0
     max_failed_starts: int = 5  # give up after this many crashes of processes that were never ready
@@ -26,8 +26,8 @@ class WatchLimits:
     gpu_faults_window: float = 3600.0  # period in which GPU faults are counted
     backoff: float = 0.1  # delay of the first restart; doubles with each failed start or hang in the window
     max_backoff: float = 10.0
-    kill_grace: float = 5.0  # from SIGTERM to SIGKILL
-    dump_grace: float = 0.5  # from the stack dump of a hung engine to SIGKILL
+    kill_grace: float = 5.0  # time from SIGTERM to SIGKILL
+    dump_grace: float = 0.5  # time from the stack dump of a hung engine to SIGKILL
 
     def step_limit(self, beat: Heartbeat) -> float:
         """Returns for how many seconds a step may run."""

@@ -1,1 +1,1 @@
-"""The processes that use the device: the engine process and its rank processes. Builds the engine."""
+"""The processes that use the device: the engine process and its rank processes."""

@@ -102,7 +102,7 @@ class StartedRanks:
     def __init__(self, processes: RankProcesses, private: Folder) -> None:
         self.processes, self._private = processes, private
         self._communicator: Communicator | None = None
-        self._links: LinkFinder | None = None  # between GPUs
+        self._links: LinkFinder | None = None  # finds the links between GPUs
 
     def connect(self, config: EngineConfig, model: ModelConfig, device: Device) -> RankDevice:
         """Wait until all ranks have opened their devices, connect them, and return the device of rank 0."""
@@ -163,7 +163,7 @@ def make_rank_device(
 
 
 def common_memory(ranks: Sequence[Hardware]) -> Machine:
-    """Returns the least total and the least free memory of all ranks, which are given in order."""
+    """Returns the least total and the least free memory of all ranks. ``ranks``: in order of rank."""
     poorest = min(ranks, key=lambda each: each.free_bytes)
     least = replace(poorest, total_bytes=min(each.total_bytes for each in ranks))
     return Machine(least, tuple(each.free_bytes for each in ranks))

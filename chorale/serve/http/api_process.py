@@ -44,7 +44,7 @@ async def serve(start: ApiStart) -> None:
 
 
 async def _beat(descriptor: int) -> None:
-    """Writes heartbeats for the supervisor, which stop if the event loop is blocked."""
+    """Writes heartbeats for the supervisor. They stop if the event loop is blocked."""
     os.set_blocking(descriptor, False)
     while True:
         with contextlib.suppress(BlockingIOError):  # the supervisor is suspended, and the pipe is full

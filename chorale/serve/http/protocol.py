@@ -259,7 +259,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def pass_over(self) -> _Parser:
-        """Returns a parser for the body after an ignored upgrade, which is first fed the body's framing."""
+        """Returns a parser for the body of a request with an ignored upgrade, after feeding it headers."""
         framing = [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] in _FRAMING]
         self.parser = parser = _Parser(self)
         parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *framing, b"\r\n"]))

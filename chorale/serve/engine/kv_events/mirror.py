@@ -15,7 +15,7 @@ EVENTS_PER_BATCH = 256  # blocks in each batch of a snapshot
 
 class _Block(NamedTuple):
     parent: bytes | None
-    tokens: bytes  # int32
+    tokens: bytes  # int32 token ids
     cache_salt: str
 
 
