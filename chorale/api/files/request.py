@@ -16,7 +16,6 @@ from chorale.errors import RequestError, invalid
 PURPOSES = {"batch": "the input of a batch", "user_data": "kept for the client; nothing reads it"}
 # OpenAI's other purposes: refused for uploads, accepted as filters of the list.
 KNOWN_PURPOSES = ("assistants", "batch_output", "evals", "fine-tune", "vision")
-ANCHOR = "created_at"
 
 
 class ExpiresAfter(BaseModel):

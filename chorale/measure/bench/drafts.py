@@ -78,7 +78,7 @@ class DraftCounts:
         return [count / self.drafts for count in self.per_position] if self.drafts else []
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the keys of vLLM's result file, none if there were no drafts."""
+        """Returns the keys of vLLM's result file. Without drafts, there are no rates and lengths."""
         found: dict[str, Any] = {"synthetic_acceptance": True} if self.is_synthetic else {}
         if self.drafts:
             found |= {

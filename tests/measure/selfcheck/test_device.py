@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from chorale.config.engine import EngineConfig
+from chorale.kernels.cpu.library import library
 from chorale.kernels.ops import AttentionMeta, AttentionShape
 from chorale.kernels.reference import attention, moe
 from chorale.kernels.reference import ops as reference_ops
@@ -21,6 +23,7 @@ from chorale.measure.selfcheck.device import sampling as sampling_check
 from chorale.measure.selfcheck.device.answers import check_answers
 from chorale.measure.selfcheck.device.kernels import check_kernels
 from chorale.measure.selfcheck.device.logprobs import check_logprobs, named_tokens
+from chorale.measure.selfcheck.device.machine import open_machine
 from chorale.measure.selfcheck.device.reference import Reference
 from chorale.measure.selfcheck.device.sampling import check_sampling
 from chorale.measure.selfcheck.recorded import Draw, Position, Recording, Sequence
@@ -85,6 +88,16 @@ def test_the_reference_layer_by_layer_equals_the_whole_model(layout: str, tmp_pa
 def test_correct_ops_pass(folder: Path, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     machine = machine_of(folder, dtype=dtype, kv_dtype=kv_dtype)
     assert "within its limit" in check_kernels(machine).detail
+
+
+@pytest.mark.skipif(library().functions is None, reason="the CPU kernels are not built")
+@pytest.mark.parametrize("precision", ["exact", "int8"])
+def test_the_precision_that_is_served_is_checked(folder: Path, precision: str) -> None:
+    config = EngineConfig(model=str(folder), device="cpu", ops="cpu", max_model_len=1024)
+    config = replace(config, cpu_precision=precision)
+    machine = open_machine(config, quick=True, recording=Recording())
+    facts = check_kernels(machine).facts
+    assert (facts["moe"]["error"] > 1e-3) == (precision == "int8")
 
 
 @pytest.mark.parametrize("fault", WRONG_OP)

@@ -33,6 +33,7 @@ _SMALL = ", small inputs"
 # In bfloat16, a product of 2,880 terms is off by some 0.004, and a window one token too short by 0.09.
 _LIMITS = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.02, torch.float8_e4m3fn: 0.06}
 _BFLOAT16_EXPERTS = 0.04  # two products, then a sum in which experts may cancel out
+_INT8 = 0.03  # inputs and weights have one scale per block of 32
 _E4M3_EXPERTS = 0.1  # inputs of both products of an expert are e4m3
 
 
@@ -80,8 +81,10 @@ class _Pair:
         self._own, self._exact, self._exact_kv = machine.ops, exact, exact_kv
         self._dtype, self._num_experts = machine.dtype, machine.model.num_local_experts
         self._limit = _LIMITS[machine.dtype]
-        self._kv_limit = max(self._limit, _LIMITS[machine.kv_dtype])
-        self._expert_limit = self._limit if machine.dtype == torch.float32 else _BFLOAT16_EXPERTS
+        self._product_limit = _INT8 if machine.int8 else self._limit
+        self._kv_limit = max(self._product_limit, _LIMITS[machine.kv_dtype])
+        is_coarse = machine.int8 or machine.dtype != torch.float32
+        self._expert_limit = _BFLOAT16_EXPERTS if is_coarse else self._limit
         if machine.fp8_activations:
             self._expert_limit = _E4M3_EXPERTS
         self.ops = replace(
@@ -111,7 +114,7 @@ class _Pair:
         if error > worst.error:
             worst.error, worst.where = error, self.where + what
         if not error <= limit:
-            worst.bad.add(self.where.split(",", 1)[0])
+            worst.bad.add(self.where.rpartition(", ")[0] or self.where)
 
     def _both(self, name: str, *given: Any) -> tuple[Any, Any]:
         return getattr(self._own, name)(*given), getattr(self._exact, name)(*given)
@@ -132,7 +135,7 @@ class _Pair:
         for what, given in ((_SMALL, small(x, eps)), ("", x)):
             q = self._own.qkv_rope_cache(given.clone(), None, own, eps, rope, plans[0], group, kv)
             right = self._exact.qkv_rope_cache(given, None, exact, eps, rope, plans[1], group, self._exact_kv)
-            self.compare("qkv_rope_cache: q", q, right, self._limit, what)
+            self.compare("qkv_rope_cache: q", q, right, self._product_limit, what)
             pairs = zip(_read(kv, plans[2][group]), _read(self._exact_kv, plans[2][group]), strict=True)
             for name, (found, written) in zip("kv", pairs, strict=True):
                 self.compare(f"qkv_rope_cache: {name}", found, written, self._kv_limit, what)
@@ -155,7 +158,7 @@ class _Pair:
             found, normed, ids, gates = self._own.project_and_route(added, linear[0], given.clone(), own, eps)
             right = rms_norm(found, weights.norm, eps)
             self.compare("project_and_route: norm", normed, right, self._limit, what)
-        self.compare("project_and_route: x", found - x, linear[1](attended.float()), self._limit)
+        self.compare("project_and_route: x", found - x, linear[1](attended.float()), self._product_limit)
         logits = exact.linear(right)
         chosen = logits.gather(1, ids)
         # 0 if the experts with the largest logits were chosen, each once.
@@ -193,7 +196,7 @@ class _Pair:
                 found = self._own.lm_head(given.clone(), index, norm, packed, eps)
                 normed = rms_norm(given[index], norm, eps)
                 exact = torch.cat([normed @ piece.float().t() for piece in head.split(8192)], 1)
-                self.compare("lm_head", found, exact, self._limit, what)
+                self.compare("lm_head", found, exact, self._product_limit, what)
 
 
 def _run(machine: Machine) -> dict[str, _Worst]:

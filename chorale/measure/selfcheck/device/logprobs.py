@@ -35,6 +35,8 @@ def check_logprobs(machine: Machine) -> Found:
     sequences = machine.recording.sequences
     if not sequences:
         raise Skipped("the server recorded no log-probabilities")
+    if machine.int8:
+        raise Skipped("the reference cannot simulate rounding to 8 bits (--cpu-precision)")
     with torch.inference_mode():
         ours, rounded = _errors(machine, sequences)
     facts, faults = _judge(machine, sequences, ours, rounded)

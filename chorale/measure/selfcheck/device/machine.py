@@ -16,7 +16,7 @@ from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_model
 from chorale.runtime.device import DTYPES, open_device
 from chorale.runtime.sizing.memory import SMALL_PARAMETERS
-from chorale.runtime.sizing.resolve import default_threads, resolve
+from chorale.runtime.sizing.resolve import cpu_precision, default_threads, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Machine:
     block_size: int
     max_model_len: int
     fp8_activations: bool = False
+    int8: bool = False  # the CPU ops round inputs and weights of products to 8 bits
     quick: bool = False
     recording: Recording = field(default_factory=Recording)
 
@@ -61,8 +62,17 @@ def open_machine(config: EngineConfig, *, quick: bool, recording: Recording) -> 
     model = ModelConfig.load(folder)
     device = open_device(config.device, config.num_threads or default_threads(model.num_parameters))
     torch.set_float32_matmul_precision("highest")
-    ops = select_ops(config.ops, str(device.torch_device), dense_experts=model.dense_experts)
-    resolved = resolve(config, model, device.hardware, supports_fp8_kv=ops.supports_fp8_kv)
+    precision = cpu_precision(config, model)
+    ops = select_ops(
+        config.ops, str(device.torch_device), dense_experts=model.dense_experts, precision=precision
+    )
+    resolved = resolve(
+        config,
+        model,
+        device.hardware,
+        supports_fp8_kv=ops.supports_fp8_kv,
+        precision=precision if ops.name == "cpu" else None,
+    )
     return Machine(
         folder=folder,
         model=model,
@@ -74,6 +84,7 @@ def open_machine(config: EngineConfig, *, quick: bool, recording: Recording) -> 
         block_size=resolved.limits.block_size,
         max_model_len=resolved.limits.max_model_len,
         fp8_activations=config.moe_activation_dtype == "fp8",
+        int8=ops.name == "cpu" and precision == "int8",
         quick=quick,
         recording=recording,
     )
