@@ -143,7 +143,6 @@ async def _look_on(looks: _Looks) -> None:
 
 @contextlib.contextmanager
 def _measured(cost: Cost) -> Iterator[_Looks]:
-    gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # memory freed by earlier tests would hide growth
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
