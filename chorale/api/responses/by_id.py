@@ -21,12 +21,12 @@ from chorale.api.state import ServerState
 from chorale.errors import RequestError
 from chorale.store.protocol import StoredResponse
 
-_CANCEL_SECONDS = 5.0  # for this process's job to store its end; then it is ended in the store
+_CANCEL_SECONDS = 5.0  # longest wait for the job to store its end; after that, the store ends the response
 _STREAM_ONLY = ("starting_after", "include_obfuscation")
 
 
 async def retrieve(state: ServerState, request: Request) -> Response:
-    """Returns the object, or its events after ``starting_after`` with ``stream=true``."""
+    """Returns the response, or with ``stream=true`` its events after ``starting_after``."""
     query = request.query_params
     check_names(query, "stream", "include", "include[]", *_STREAM_ONLY)
     check_include(query)
@@ -42,7 +42,7 @@ async def retrieve(state: ServerState, request: Request) -> Response:
 
 
 async def cancel(state: ServerState, request: Request) -> Response:
-    """Cancels it. Idempotent: a response that has ended is returned unchanged."""
+    """Cancels a background response. One that has ended is returned unchanged."""
     stored = await _stored(state, request)
     if not stored.body.get("background"):
         raise RequestError("only responses with 'background' can be cancelled", param="response_id")
@@ -59,7 +59,7 @@ async def cancel(state: ServerState, request: Request) -> Response:
 
 
 async def delete(state: ServerState, request: Request) -> Response:
-    """Deletes it, and stops it if it is running."""
+    """Deletes a response, and stops it if it is running."""
     response_id = _id(request)
     if not await state.store.delete(response_id, owner_of(request)):
         raise not_found(response_id)
@@ -70,7 +70,7 @@ async def delete(state: ServerState, request: Request) -> Response:
 
 
 async def input_items(state: ServerState, request: Request) -> Response:
-    """Returns the response's own input in pages, newest first unless ``order=asc``."""
+    """Returns a page of the response's input without its history, newest first unless ``order=asc``."""
     query = PageQuery.read_for_items(request.query_params)
     stored = await _stored(state, request)
     items = translate_items([entry.item for entry in stored.input], dialect_of(request, state.config))

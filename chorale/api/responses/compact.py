@@ -1,6 +1,6 @@
 """POST /v1/responses/compact: replaces a conversation with its user messages and a summary by the model.
 
-The summary is returned as a ``compaction`` item, which as input replaces everything that it summarizes.
+The summary is a ``compaction`` item. Sent as input, it replaces everything that it summarizes.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def _parse(data: dict[str, Any]) -> CompactRequest:
 
 
 async def compact(state: ServerState, request: Request) -> Response:
-    """Summarizes without storing.
+    """Returns the compacted conversation. Nothing is stored.
 
-    Drops the oldest items of a conversation that exceeds the context window.
+    If the conversation exceeds the context window, its oldest items are dropped first.
     """
     fields = await read_as(request, state.config, _parse)
     if fields.model is None:
@@ -59,7 +59,7 @@ async def compact(state: ServerState, request: Request) -> Response:
     if not fields.input and fields.previous_response_id is None:
         raise RequestError("'input' is required", param="input", code="missing_required_parameter")
     owner = owner_of(request)
-    spoken = await _user_messages(state, fields, owner)
+    user_messages = await _user_messages(state, fields, owner)
     room = most_tokens(state.client.info)
     asked = ResponsesRequest(
         model=fields.model,
@@ -76,7 +76,7 @@ async def compact(state: ServerState, request: Request) -> Response:
         body = await until_disconnect(request, run.complete())
     finally:
         await run.release()
-    return json_response(_answer(body, spoken))
+    return json_response(_answer(body, user_messages))
 
 
 async def _user_messages(state: ServerState, fields: CompactRequest, owner: bytes) -> list[Item]:
@@ -87,7 +87,7 @@ async def _user_messages(state: ServerState, fields: CompactRequest, owner: byte
     return [item for item in (*history, *own) if item.get("role") == "user"]
 
 
-def _answer(body: dict[str, Any], spoken: list[Item]) -> dict[str, Any]:
+def _answer(body: dict[str, Any], user_messages: list[Item]) -> dict[str, Any]:
     text = "".join(
         part["text"] for item in body["output"] if item["type"] == "message" for part in item["content"]
     )
@@ -98,6 +98,6 @@ def _answer(body: dict[str, Any], spoken: list[Item]) -> dict[str, Any]:
         "id": body["id"],
         "object": "response.compaction",
         "created_at": int(time.time()),
-        "output": [*spoken, summary],
+        "output": [*user_messages, summary],
         "usage": body["usage"],
     }

@@ -1,7 +1,7 @@
-"""Dialects: other forms of an answer, for clients that do not know all of OpenAI's.
+"""Dialects: variants of the response format, for clients that do not support all of OpenAI's.
 
-``open-responses``: the event names of openresponses.org, and its form of the error event. ``summary``:
-reasoning as the summary, which is all that some clients show.
+``open-responses``: event names and error events as specified by openresponses.org. ``summary``: reasoning
+is returned as a summary, because some clients show only summaries.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SUMMARY_NAMES = {
 
 
 def dialect_of(request: Request, config: ServerConfig) -> Dialect:
-    """The header's, else the server's. Raises ``RequestError`` for one that is unknown."""
+    """Returns the header's dialect, or the server's default. Raises ``RequestError`` if it is unknown."""
     asked = request.headers.get(HEADER)
     if asked is None:
         return config.responses_dialect
@@ -40,15 +40,15 @@ def dialect_of(request: Request, config: ServerConfig) -> Dialect:
 
 
 def with_summary(dialect: Dialect, reasoning: Mapping[str, Any]) -> Dialect:
-    """``summary`` for a response whose request asked for summaries: OpenAI gives them to no other.
+    """Returns ``summary`` if the request asked for summaries: OpenAI returns them only then.
 
-    ``reasoning``: the object of that name in the response. A dialect that was asked for stays.
+    ``reasoning``: the response's field. Dialects other than ``openai`` are returned unchanged.
     """
     return "summary" if dialect == "openai" and reasoning.get("summary") else dialect
 
 
 def translate_body(body: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
-    """A response object."""
+    """Returns a response object in ``dialect``."""
     if with_summary(dialect, body["reasoning"]) != "summary":
         return body
     return {**body, "output": translate_items(body["output"], "summary")}
@@ -59,14 +59,14 @@ def translate_items(items: Sequence[dict[str, Any]], dialect: Dialect) -> list[d
 
 
 def translate_event(kind: str, fields: dict[str, Any], dialect: Dialect) -> Event:
-    """An event of a stream, without its number."""
+    """Returns a stream event in ``dialect``, without its sequence number."""
     if dialect == "open-responses":
         return _OPEN_NAMES.get(kind, kind), _nested(fields) if kind == "error" else fields
     return _event_as_summary(kind, fields) if dialect == "summary" else (kind, fields)
 
 
 def _nested(error: dict[str, Any]) -> dict[str, Any]:
-    """The error event with its payload one level down."""
+    """Returns the error event's fields, nested in an ``error`` object."""
     kind = "invalid_request_error" if error["code"] in _REQUEST_CODES else "server_error"
     return {"error": {"type": kind, **error}}
 

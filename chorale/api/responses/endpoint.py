@@ -60,14 +60,14 @@ async def create(state: ServerState, request: Request) -> Response:
 
 
 async def count_tokens(state: ServerState, request: Request) -> Response:
-    """Returns the length of the prompt for the same body."""
+    """Returns the number of prompt tokens for a body of ``create``."""
     prompt = await build_prompt(state, await _read(state, request), owner_of(request))
     await prompt.close()
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
 
 class _Stream(Response):
-    """A stream that releases its run's conversation at the end, even if it was never started."""
+    """A stream that releases its run at the end, even if it was never started."""
 
     def __init__(self, stream: EventStream, run: Run) -> None:
         self._stream, self._run = stream, run
@@ -90,7 +90,7 @@ def _checked(state: ServerState, fields: ResponsesRequest) -> ResponsesRequest:
 
 
 def _parse_kept(data: dict[str, Any]) -> tuple[ResponsesRequest, bytes | None]:
-    """Returns the request, and its body if another server may have to repeat it."""
+    """Returns the request and, for a background response, the body for another server to resume it."""
     fields = parse_request(data)
     return fields, packed_request(data) if fields.background else None
 

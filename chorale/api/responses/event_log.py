@@ -1,8 +1,8 @@
-"""The event log of a background response: what its turn wrote, from which each reader's stream is rendered.
+"""The event log of a background response: the turn's events, from which each reader's stream is rendered.
 
-A chunk of the log is one msgpack array: the version of this form, then an array for each event, which is a
-tag and the event's fields in their order. A class in ``_CLASSES`` may get new fields, at its end and with a
-default; its tag never changes. ``TurnEnded`` is not logged: the response's row holds the end.
+A chunk of the log is a msgpack array: the format version, then one array per event with a tag and the
+event's fields in order. New fields of a class in ``_CLASSES`` must come last and have a default. Tags never
+change. ``TurnEnded`` is not logged: its status, usage and error are in the stored response.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _decode = msgspec.msgpack.Decoder().decode
 
 @dataclass(frozen=True, slots=True)
 class TurnBegan:
-    """The turn has its first events: the response is in progress."""
+    """The turn produced its first events: the response is now in progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class TurnFailed:
 LogEvent = OutputEvent | TurnBegan | TurnFailed
 
 _NOT_LOGGED = (TurnEnded, TurnProgress, PromptScored)
-_DELTA = 0  # the tag of ItemDelta, of which there is one for each token
+_DELTA = 0  # tag of ItemDelta; an integer is shorter, and there is one per token
 _CLASSES: dict[str, type[Any]] = {
     "began": TurnBegan, "failed": TurnFailed, "opened": ItemOpened, "closed": ItemClosed, "cited": Cited,
     "citation": tools.UrlCitation, "tool_started": ToolStarted, "tool_progressed": ToolProgressed,
@@ -72,25 +72,25 @@ _FIELDS = {cls: [field.name for field in fields(cls)] for cls in _TAGS}
 
 
 def pack(event: LogEvent) -> bytes | None:
-    """One event of a chunk. Returns None for one that is not logged."""
+    """Returns an event encoded for a chunk, or None if it is not logged."""
     if isinstance(event, ItemDelta):
         return _encode((_DELTA, event.index, event.text, event.token_ids, event.logprobs))
     return None if isinstance(event, _NOT_LOGGED) else _encode(_plain(event))
 
 
 def join(packed: list[bytes]) -> bytes:
-    """A chunk of packed events: an array whose length takes four bytes."""
+    """Returns a chunk of packed events: a msgpack array with a length of four bytes."""
     return b"\xdd%s%s%s" % ((len(packed) + 1).to_bytes(4, "big"), _encode(_VERSION), b"".join(packed))
 
 
 def read_chunk(data: bytes) -> list[LogEvent]:
     version, *events = _decode(data)
-    assert version == _VERSION, "the format of the store guards against newer ones"
+    assert version == _VERSION, "a store of another format is not opened"
     return [_delta(event) if event[0] == _DELTA else _object(event) for event in events]
 
 
 def _plain(value: Any) -> Any:
-    """An object as [tag, fields ...], and the objects in its fields the same."""
+    """Returns an object as ``[tag, *fields]``, and objects in its fields likewise."""
     tag = _TAGS.get(type(value))
     if tag is not None:
         return [tag, *(_plain(getattr(value, name)) for name in _FIELDS[type(value)])]
@@ -104,7 +104,7 @@ def _object(plain: list[Any]) -> Any:
 
 
 def _field(plain: Any) -> Any:
-    """Lists are made by ``_plain`` alone: an object, objects, or numbers. No class has a field of strings."""
+    """Reverses ``_plain``. A list is one object, a list of objects or a list of numbers, never of strings."""
     if not isinstance(plain, list):
         return plain
     if plain and isinstance(plain[0], str):

@@ -26,7 +26,7 @@ class PageQuery:
 
     @staticmethod
     def read(query: QueryParams, *others: str, default_order: str = "asc") -> PageQuery:
-        """Parses the query, in which ``others`` may stand too. Raises ``RequestError`` if it is invalid."""
+        """Parses the query, which may also contain ``others``. Raises ``RequestError`` if it is invalid."""
         check_names(query, "after", "limit", "order", *others)
         order = query.get("order", default_order)
         if order not in ("asc", "desc"):
@@ -35,11 +35,11 @@ class PageQuery:
 
     @staticmethod
     def read_for_items(query: QueryParams) -> PageQuery:
-        """Parses the query of a list of items, whose newest come first."""
+        """Parses the query of a list of items, by default newest first."""
         asked = PageQuery.read(query, "before", "include", "include[]", default_order="desc")
         check_include(query)
         if query.get("before") is not None:
-            raise invalid("before", "page with 'after' and 'order'")
+            raise invalid("before", "is not supported; use 'after' and 'order'")
         return asked
 
 
@@ -50,7 +50,7 @@ def check_names(query: QueryParams, *names: str) -> None:
 
 
 def check_include(query: QueryParams) -> list[str]:
-    """Returns the checked values of ``include``. Stored items already contain what they request."""
+    """Returns the validated values of ``include``. Stored items already contain the fields that they name."""
     asked = [*query.getlist("include"), *query.getlist("include[]")]
     for value in asked:
         if value not in get_args(Include):
@@ -59,7 +59,7 @@ def check_include(query: QueryParams) -> list[str]:
 
 
 def read_number(query: QueryParams, name: str, default: int, limit: str | None = None) -> int:
-    """Returns a number of the query. ``limit``: its entry in ``LIMITS``, if that has another name."""
+    """Returns a number from the query. ``limit``: its name in ``LIMITS``, if different."""
     text = query.get(name)
     if text is None:
         return default
@@ -75,7 +75,7 @@ def read_flag(query: QueryParams, name: str) -> bool:
 
 
 def page(items: Sequence[dict[str, Any]], query: PageQuery, what: str) -> dict[str, Any]:
-    """Returns a page of ``items``, which must be in ascending order. ``what``: an item, for errors."""
+    """Returns a page of ``items``, which must be in ascending order. ``what``: an item, in error messages."""
     ordered = list(reversed(items)) if query.newest_first else list(items)
     if query.after is not None:
         position = next((i for i, item in enumerate(ordered) if item["id"] == query.after), None)

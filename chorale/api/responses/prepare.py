@@ -44,7 +44,7 @@ from chorale.turns.compaction import reserve as room_for_summary
 from chorale.turns.request import check_grammar, turn_request
 from chorale.turns.rules import TurnRules
 
-_RESERVE = 4096  # tokens for the answer when old items are dropped and there is no requested limit
+_RESERVE = 4096  # tokens kept free for the answer when old items are dropped, if the request sets no limit
 
 
 async def prepare(
@@ -82,10 +82,10 @@ async def prepare(
 async def build_prompt(
     state: ServerState, request: ResponsesRequest, owner: bytes, known: Sequence[StoredItem] | None = None
 ) -> Prompt:
-    """Builds the prompt, in a thread for a long input, so that other streams continue."""
+    """Builds the prompt. A long input is processed in a thread, so that other streams continue."""
     heavy = _is_heavy(request)
     asked = built_in_tools(request)
-    # Checks that do not depend on the input.
+    # Refuse invalid tools and formats before reading the store.
     await beside(lambda: read_rules(request, read_tools(request.tools, "auto")), heavy=heavy)
     history = list(known or ())
     if known is not None:
@@ -135,7 +135,7 @@ def _check_call_limit(request: ResponsesRequest, rules: TurnRules) -> None:
 
 
 def built_in_tools(request: ResponsesRequest) -> BuiltInRequest:
-    """Returns the requested built-in tools. Raises ``RequestError`` with the field."""
+    """Returns the requested built-in tools. Raises ``RequestError`` that names the invalid field."""
     wanted = [
         (f"tools[{position}]", tool) for position, tool in enumerate(request.tools) if is_built_in(tool)
     ]
@@ -150,7 +150,7 @@ async def _open_tools(
     rules: TurnRules,
     items: Sequence[StoredItem],
 ) -> tuple[TurnRules, tuple[TurnTools, ...]]:
-    """Opens tools with the state after the last call in the conversation, if its response is stored."""
+    """Opens the built-in tools, in their state after the conversation's last call if that is stored."""
     calls = [stored.item["id"] for stored in items if stored.item["type"] in BUILT_IN_CALLS]
     return await open_tools(
         state.tool_host,
@@ -163,7 +163,7 @@ async def _open_tools(
 
 
 def read_rules(request: ResponsesRequest, tools: ToolSet) -> TurnRules:
-    """Returns the constraints of the turn. Raises ``RequestError`` for the format."""
+    """Returns the constraints of the turn. Raises ``RequestError`` if the format is invalid."""
     structured = read_answer(request.text.format, request, "text.format")
     return TurnRules(
         functions=tools.callable,
@@ -183,7 +183,7 @@ def assemble(
     box: ToolBox | None,
     said: Said,
 ) -> tuple[list[int], Compaction | None]:
-    """Returns the prompt of a list of items, and how to compact it, if requested."""
+    """Returns the prompt's token ids and, if requested, how to compact the conversation."""
     items = said.items
     instructions, num_leading = split_instructions(said.instructions, items)
     identity = request.chat_template_kwargs.model_identity

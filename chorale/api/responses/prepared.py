@@ -1,4 +1,4 @@
-"""Prompt and Prepared: the values between reading a request, its items and running it."""
+"""Prompt and Prepared: the encoded prompt of a request, and the turn to run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Prompt:
     token_ids: list[int]
     tools: ToolSet
     rules: TurnRules
-    input: tuple[StoredItem, ...]  # this request's items, in their stored form
+    input: tuple[StoredItem, ...]  # items of this request, as they are stored
     effort: ReasoningEffort
-    history: tuple[StoredItem, ...] = ()  # the items before them
+    history: tuple[StoredItem, ...] = ()  # items of the conversation before this request
     built_in: tuple[TurnTools, ...] = ()  # closed by the turn
     approved: tuple[ApprovedCall, ...] = ()
     compaction: Compaction | None = None

@@ -1,7 +1,7 @@
-"""The request model of POST /v1/responses, and the treatment of each field.
+"""The request model of POST /v1/responses, and how each field is handled.
 
-Every top-level field is honoured (a field of ``ResponsesRequest``), harmless (``HARMLESS``, with the
-reason), or refused by name. Nothing is accepted and then ignored.
+A top-level field is used (a field of ``ResponsesRequest``), accepted without effect (``HARMLESS``, with the
+reason) or refused (``REFUSED``). ``--unknown-fields`` decides whether other fields are ignored or refused.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TextOptions(BaseModel):
 
 
 class BackgroundOptions(BaseModel):
-    """Options of OpenAI's discounted windows; here everything runs as soon as possible."""
+    """Options of OpenAI's discounted completion windows. Here every response runs as soon as possible."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -76,7 +76,7 @@ class BackgroundOptions(BaseModel):
 
 
 class ContextManagement(BaseModel):
-    """When to summarize the conversation. ``compact_threshold``: tokens of the prompt."""
+    """When to summarize the conversation: if the prompt has more than ``compact_threshold`` tokens."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -114,7 +114,7 @@ def _reference(value: Any) -> Any:
 
 
 class ResponsesRequest(StructuredFields):
-    """The fields, validated individually; ``parse_request`` checks the rules between fields."""
+    """The request body. Each field is validated alone; ``parse_request`` checks combinations of fields."""
 
     model: str | None = None
     input: Annotated[list[dict[str, Any]], limits.items("input"), BeforeValidator(as_message)] | None = None
@@ -156,7 +156,7 @@ class ResponsesRequest(StructuredFields):
 
     @property
     def effort(self) -> str | None:
-        """Returns the requested effort, under OpenAI's or vLLM's name."""
+        """Returns the requested effort, given in OpenAI's or vLLM's field."""
         return self.reasoning.effort or self.reasoning_effort or self.chat_template_kwargs.reasoning_effort
 
     @property
@@ -171,12 +171,12 @@ class ResponsesRequest(StructuredFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Returns the alternatives per token, or None without log-probabilities."""
+        """Returns the number of alternatives per token, or None if log-probabilities are not requested."""
         return self.top_logprobs if LOGPROBS in self.include else None
 
 
 def parse_request(data: dict[str, Any], *, needs_input: bool = True) -> ResponsesRequest:
-    """Validates a body. Raises ``RequestError`` with the field."""
+    """Validates a body. Raises ``RequestError`` that names the invalid field."""
     request = parse(ResponsesRequest, data, HARMLESS, REFUSED)
     _check(request, needs_input)
     return request
@@ -211,7 +211,7 @@ _SECRETS = ("authorization", "headers")  # fields of MCP tools that are not stor
 
 
 def packed_request(data: Mapping[str, Any]) -> bytes | None:
-    """Returns the body of a request as stored for another server, or None if it may not be stored."""
+    """Returns the compressed body, for another server to resume, or None if it contains secrets."""
     tools = data.get("tools") or ()
     if any(isinstance(tool, Mapping) and any(tool.get(name) for name in _SECRETS) for tool in tools):
         return None

@@ -1,7 +1,7 @@
-"""Run: one response from its prompt to its end, streamed or not.
+"""Run: the execution of one response, streamed or not.
 
-``complete`` and ``stream`` serve a request that waits for its answer, and store it at the end. A background
-``Job`` uses ``start``, ``events`` and ``conclude``, and writes to the store itself.
+``complete`` and ``stream`` serve a waiting client, and store the response at the end. A background ``Job``
+uses ``start``, ``events`` and ``conclude``, and writes to the store itself.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from chorale.turns.run import run_turn
 
 logger = logging.getLogger(__name__)
 
-_ACTING = ("code_interpreter_call", "mcp_call")  # searches have no side effects
-_SUBMIT_STEPS = 2  # event loop cycles within which a refusal by the engine arrives
+_ACTING = ("code_interpreter_call", "mcp_call")  # may have side effects; searches have none
+_SUBMIT_STEPS = 2  # event loop cycles after which a refusal by the engine has arrived
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A finished response: the body that was or will be sent, and its row."""
+    """A finished response: the body for the client, and the row for the store."""
 
     body: dict[str, Any]
     record: StoredResponse
 
 
 class Run:
-    """Use ``stream``, ``complete``, or the methods for a background job, once. Always call ``release``.
+    """One response. Call ``stream``, ``complete`` or the methods of a job once, and always ``release``.
 
-    ``lease``: on the response's conversation. ``begun``: the row of a response that another server began;
-    this one is presented alike. ``unstored``: the previous response is not stored; its conversation is stored
+    ``lease``: the lease on the conversation. ``begun``: the row of a response that another server began, whose
+    object stays the same. ``unstored``: the previous response is not stored, so its conversation is stored
     with this one. ``ended``: the finished response, after ``stream``, ``warm_up`` or ``complete``.
     """
 
@@ -103,7 +103,7 @@ class Run:
         return self._builder.base
 
     async def complete(self) -> dict[str, Any]:
-        """Returns the body. Raises the turn's ``ChoraleError``: nothing has been sent yet."""
+        """Runs the turn and returns the body. Raises ``ChoraleError`` if the turn fails."""
         turn = self._turn = self._run_turn()
         try:
             async for events in turn:
@@ -112,13 +112,13 @@ class Run:
             await turn.aclose()
         ended = self._builder.fold.ended
         if ended is not None and (error := end_error(ended)) is not None:
-            raise error  # the client has no id of this response, so it is not stored
+            raise error  # not stored: the client never gets the response's id
         return await self._keep(self.conclude())
 
     async def stream(self, options: RenderOptions) -> AsyncGenerator[list[Frame]]:
-        """Yields the frames of each wake-up. Raises only before the first (full queue, no engine).
+        """Yields lists of frames to send together. Raises only before the first (full queue, no engine).
 
-        The first frames are sent when the engine has accepted the request, before it has a token.
+        The first list is sent once the engine has accepted the request, before the first token.
         """
         translator = Translator(self._builder, options)
         try:
@@ -133,7 +133,7 @@ class Run:
             await self.close()
 
     async def warm_up(self, options: RenderOptions) -> AsyncGenerator[list[Frame]]:
-        """Yields the events of a response without output, whose prompt enters the prefix cache."""
+        """Adds the prompt to the prefix cache, and yields the frames of a response without output."""
         translator = Translator(self._builder, options)
         turn = replace(self._prepared.turn, sampling=SamplingSpec(max_tokens=0, temperature=0.0))
         stream = self.state.client.submit(turn.first_round())
@@ -153,16 +153,16 @@ class Run:
         yield await self._last_frames(translator)
 
     async def release(self) -> None:
-        """Ends the lease and closes the tools, if not done. Appends no item."""
+        """Closes the tools and ends the lease, unless that is done. Adds no item to the conversation."""
         await self._prepared.prompt.close()
         lease, self.lease = self.lease, None
         if lease is not None:
             await self.state.leases.release(self.state.store, lease)
 
-    # ------------------------------------------------------------------ verbs of a background job
+    # ------------------------------------------------------------------ methods for a background job
 
     async def start(self) -> None:
-        """Submits the turn to the engine. Raises if it is refused at once."""
+        """Submits the turn to the engine. Raises if the engine refuses it."""
         self._turn = self._run_turn()
         self._first = asyncio.ensure_future(anext(self._turn))
         for _ in range(_SUBMIT_STEPS):
@@ -171,9 +171,9 @@ class Run:
             await self._first
 
     async def events(self) -> AsyncGenerator[list[LogEvent]]:
-        """Yields the events of the turn. The caller folds them.
+        """Yields the events of the turn. The caller must pass them to ``fold`` or a ``Translator``.
 
-        Errors are events here, even before the first token.
+        Errors are yielded as events, even before the first token.
         """
         assert self._turn is not None
         assert self._first is not None
@@ -190,7 +190,7 @@ class Run:
             yield [TurnFailed.of(error)]
 
     def fold(self, events: Sequence[LogEvent]) -> None:
-        """Folds events that are not translated."""
+        """Adds events to the response. A ``Translator`` does this itself."""
         for event in events:
             if isinstance(event, OutputEvent):
                 self._builder.fold.add((event,))
@@ -206,12 +206,12 @@ class Run:
             await self._turn.aclose()
 
     def cut(self, error: ChoraleError | None) -> list[LogEvent]:
-        """Returns the events that end the response after ``close``: cancelled, or failed with ``error``."""
+        """Returns the events that end a response after ``close``, as cancelled or failed with ``error``."""
         closing: list[LogEvent] = close_items(self._builder.fold)
         return [*closing, self._ended("error" if error is not None else "abort", error)]
 
     def conclude(self, status: str | None = None) -> Ended:
-        """Returns the finished object and its row. ``status`` is "cancelled" if the turn cannot know it."""
+        """Returns the finished response. ``status`` ("cancelled") replaces the one derived from the turn."""
         builder = self._builder
         ended = builder.fold.ended
         if ended is not None:
@@ -238,13 +238,13 @@ class Run:
         """Returns whether the turn has ended."""
         return self._builder.fold.ended is not None
 
-    # ------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------ internals
 
     def _run_turn(self) -> AsyncGenerator[list[OutputEvent]]:
         return run_turn(self.state.client, self.state.vocab, self._prepared.turn)
 
     def _ended(self, reason: Any, error: ChoraleError | None) -> TurnEnded:
-        """Returns the end of a turn that was cut short: its usage counts the tokens seen."""
+        """Returns the last event of a turn that was cut short. Its usage counts the tokens received."""
         usage = Usage(input_tokens=len(self._prepared.prompt.token_ids))
         for item in self._builder.fold.items:
             usage.output_tokens += len(item.content_token_ids)
@@ -258,7 +258,7 @@ class Run:
         return replace(record, conversation_id=self.lease.conversation_id, conversation_end=self.lease.end)
 
     async def _last_frames(self, translator: Translator) -> list[Frame]:
-        """Returns the terminal event. Fails the response if its conversation could not be written."""
+        """Stores the response. Returns the terminal event, a failure if its conversation was not written."""
         try:
             return translator.finish(await self._keep(self.conclude()))
         except ChoraleError as error:
@@ -266,10 +266,10 @@ class Run:
             return [*translator.error(error), *translator.finish(failed)]
 
     async def _keep(self, ended: Ended) -> dict[str, Any]:
-        """Stores the response before its end is sent, so that clients can read it again.
+        """Stores the response before its end is sent, so that clients can read it from then on.
 
-        A store failure does not fail the response, which is answered with ``store`` false, and counted.
-        Within a conversation it does, because the next turn would lack this one.
+        A store failure is counted, and the response is returned with ``store`` false. In a conversation the
+        failure is raised, because the next turn would lack this one.
         """
         body, lease = ended.body, self.lease
         store = self.state.store
@@ -296,12 +296,12 @@ def failed_body(body: dict[str, Any], error: ChoraleError) -> dict[str, Any]:
 async def begin(
     state: ServerState, fields: ResponsesRequest, owner: bytes, history: tuple[StoredItem, ...] | None = None
 ) -> Run:
-    """Prepares a run up to the engine: leases the conversation and builds the prompt.
+    """Leases the conversation and builds the prompt. Nothing is submitted to the engine yet.
 
     ``history``: the conversation of the previous response, if the store does not have it.
     """
     if fields.background:
-        state.background.check_room(state.owner(owner), state.background_room)  # before the work
+        state.background.check_room(state.owner(owner), state.background_room)  # before building the prompt
     lease: Lease | None = None
     if fields.conversation is not None:
         server_id = state.leases.server_id

@@ -1,10 +1,10 @@
 """The ``tools`` and ``tool_choice`` of a request: their form for the model and in responses.
 
-Functions are honoured, flat or in Chat's nested shape, and so are the kinds that a client runs
-(``chorale.requests.client_tools``). Every other type is a built-in tool, or not served.
+Functions are accepted in the flat form and in Chat's nested form, and so are the other tools that a client
+runs (``chorale.requests.client_tools``). Every other type is a built-in tool or refused.
 
 The input may also declare tools (``tool_search_output``, ``additional_tools``): the model sees them at that
-place and may call them afterwards.
+position and may call them afterwards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from chorale.turns.rules import ToolChoice
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 _CLIENT_TYPES = frozenset(
     {"function", "custom", "namespace", "local_shell", "apply_patch", "tool_search"}
-)  # and ``shell``, unless it names a container
+)  # ``shell`` also belongs here if its environment is local
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +78,22 @@ def read_tools(
 
 
 def read_functions(tools: Sequence[Mapping[str, Any]], path: str) -> tuple[list[Function], str | None]:
-    """Returns the client's functions and the descriptions of its namespaces. Raises ``RequestError``."""
+    """Returns the client's functions and the descriptions of its namespaces."""
     functions: list[Function] = []
     notes: list[str] = []
     for position, tool in enumerate(tools):
-        place = f"{path}[{position}]"
+        tool_path = f"{path}[{position}]"
         if tool.get("type") == "namespace":
-            found, note = _namespace(tool, place)
+            found, note = _namespace(tool, tool_path)
             functions += found
             notes += note
-        elif (function := _read(tool, place)) is not None:
+        elif (function := _read(tool, tool_path)) is not None:
             functions.append(function)
     return functions, "\n".join(notes) or None
 
 
 def _read(tool: Mapping[str, Any], path: str) -> Function | None:
-    """Returns the function of a client-side tool, None for other tools."""
+    """Returns the function of a tool that the client runs, or None for other tools."""
     kind = tool.get("type")
     if not isinstance(kind, str) or not kind:
         raise invalid(f"{path}.type", "must be a string")
@@ -116,7 +116,7 @@ def is_built_in(tool: Mapping[str, Any]) -> bool:
 
 
 def _is_local(tool: Mapping[str, Any]) -> bool:
-    """Returns whether its commands run on the client, not in a container of OpenAI."""
+    """Returns whether a shell tool runs its commands on the client, not in OpenAI's container."""
     environment = tool.get("environment")
     return environment is None or (isinstance(environment, Mapping) and environment.get("type") == "local")
 
@@ -130,17 +130,17 @@ def _namespace(tool: Mapping[str, Any], path: str) -> tuple[list[Function], list
         raise invalid(f"{path}.description", "must be a string")
     found: list[Function] = []
     for position, member in enumerate(members):
-        place = f"{path}.tools[{position}]"
+        tool_path = f"{path}.tools[{position}]"
         if member.get("type") not in ("function", "custom"):
-            raise invalid(f"{place}.type", "must be 'function' or 'custom'")
-        function = _read(member, place)
+            raise invalid(f"{tool_path}.type", "must be 'function' or 'custom'")
+        function = _read(member, tool_path)
         assert function is not None
         found.append(in_namespace(function, name))
     return found, [f"{prompt_name('*', name)}: {description}"] if description else []
 
 
 def shown_tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Returns a declared tool in the form of responses. Raises ``RequestError``."""
+    """Returns a declared tool as shown in responses. Raises ``RequestError`` if it is invalid."""
     if tool.get("type") == "function":
         return _flatten(tool, path)
     if tool.get("type") == "code_interpreter" and tool.get("container") is None:
@@ -149,7 +149,7 @@ def shown_tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _nested(tool: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
-    """Converts a tool from Chat's form to that of Responses."""
+    """Converts a tool from Chat's nested form to the flat form of Responses."""
     inner = tool.get(key)
     if inner is not None and not isinstance(inner, Mapping):
         raise invalid(f"{path}.{key}", "must be an object")
@@ -157,6 +157,6 @@ def _nested(tool: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
 
 
 def _flatten(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Returns OpenAI's flat form with all keys."""
+    """Returns a function in the flat form, with all keys."""
     source = _nested(tool, "function", path)
     return {"type": "function", **{key: source.get(key) for key in _FUNCTION_KEYS}}

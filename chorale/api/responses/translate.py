@@ -1,10 +1,10 @@
-"""OutputEvents to Responses events: one sequence counter, one terminal event.
+"""Translates OutputEvents to Responses events, with one sequence counter and one terminal event.
 
-Order of an item: ``output_item.added``, ``content_part.added`` (messages and reasoning), deltas, the text's
-``done``, ``content_part.done``, ``output_item.done``. Ids are those of the events, so added, done, terminal
-and stored objects cannot disagree. An event is rendered from it and those before it alone, however they were
-batched, so that the stream of a background response is the same each time. A delta costs one string encoding
-and one join.
+The events of an item, in order: ``output_item.added``, ``content_part.added`` (messages and reasoning),
+deltas, the text's ``done``, ``content_part.done``, ``output_item.done``. All use the item id of the
+OutputEvents, as does the stored item. The rendering of an event depends only on it and the events before it,
+not on how they were batched, so the stream of a background response is the same each time. A delta costs one
+string encoding and one join.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ _DELTA = {
     "custom_tool_call": "response.custom_tool_call_input.delta",
     **DELTAS,
 }
-# Fields after the delta's text: output_text.delta must have logprobs.
+# Bytes after a delta's text. output_text.delta must have logprobs.
 _AFTER_TEXT = dict.fromkeys(_DELTA, b',"sequence_number":') | {
     "message": b',"logprobs":[],"sequence_number":'
 }
-_BLOCK = 64  # bytes: the length of obfuscated events is a multiple of this
+_BLOCK = 64  # bytes; the length of obfuscated events is a multiple of it
 _AROUND = len(b'event: \ndata: ,"obfuscation":""')
 
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """Rendering options of one client's stream. ``obfuscate``: deltas hide the length of their text."""
+    """Options of one client's stream. ``obfuscate``: pad deltas, to hide the length of their text."""
 
     dialect: Dialect = "openai"
     obfuscate: bool = False
-    start_after: int = -1  # the number of the last event that the client has
+    start_after: int = -1  # number of the last event that the client has
 
 
 class _Open:
-    """An item that is being streamed: its position, and the constant bytes of its deltas."""
+    """An item being streamed: its position in the output, and the constant bytes of its deltas."""
 
-    __slots__ = ("after", "before", "commands", "hosted", "index", "kind", "num_cited", "opened", "place")
+    __slots__ = ("after", "before", "commands", "hosted", "index", "kind", "num_cited", "opened", "position")
 
     def __init__(
         self, opened: ItemOpened, index: int, hosted: BuiltInEvents | None, dialect: Dialect
@@ -78,20 +78,20 @@ class _Open:
         self.commands = CommandReader() if opened.kind == "shell_call" else None
         self.num_cited = 0
         self.index = index
-        self.place: dict[str, Any] = {"item_id": opened.item_id, "output_index": index}
+        self.position: dict[str, Any] = {"item_id": opened.item_id, "output_index": index}
         if opened.kind in ("message", "reasoning"):
-            self.place["content_index"] = 0
+            self.position["content_index"] = 0
         kind = _DELTA.get(opened.kind)
-        self.kind = self.before = self.after = b""  # no deltas: its text is in the finished item
+        self.kind = self.before = self.after = b""  # no delta events: only the finished item has the text
         if kind is not None:
-            kind, place = translate_event(kind, self.place, dialect)
+            kind, position = translate_event(kind, self.position, dialect)
             self.kind = kind.encode()
-            self.before = b'%s,"delta":' % encode({"type": kind, **place})[:-1]
+            self.before = b'%s,"delta":' % encode({"type": kind, **position})[:-1]
             self.after = _AFTER_TEXT[opened.kind]
 
 
 class Translator:
-    """Takes each wake-up's events, in order, and returns the frames to send."""
+    """Translates batches of events, in order, to the frames to send."""
 
     def __init__(self, builder: ResponseBuilder, options: RenderOptions | None = None) -> None:
         options = options or RenderOptions()
@@ -109,12 +109,12 @@ class Translator:
         return max(self._sequence, self._start_after + 1)
 
     def start(self) -> list[Frame]:
-        """Returns ``response.created`` and, by the base's status, ``response.queued`` or ``.in_progress``."""
+        """Returns ``response.created``, then ``response.queued`` or ``response.in_progress`` by status."""
         self._lifecycle("created", self._builder.base["status"])
         return self._take()
 
     def feed(self, events: Iterable[LogEvent]) -> list[Frame]:
-        """Translates all events but the terminal one, which ``finish`` returns."""
+        """Translates events. The terminal event comes from ``finish``."""
         for event in events:
             if isinstance(event, ItemDelta):
                 self._builder.fold.add((event,))
@@ -129,18 +129,18 @@ class Translator:
         return self._take()
 
     def finish(self, body: dict[str, Any]) -> list[Frame]:
-        """Returns the terminal event, chosen by the status. ``body`` is the answer of a later GET.
+        """Returns the terminal event for the status of ``body``, the object that a later GET returns.
 
-        OpenAI has no such event for a cancelled response: it ends as incomplete.
+        OpenAI has no terminal event for cancelled responses; they end with ``response.incomplete``.
         """
         name = "incomplete" if body["status"] == "cancelled" else body["status"]
         self._emit(f"response.{name}", response=body)
         return self._take()
 
     def error(self, error: ChoraleError) -> list[Frame]:
-        """Returns the flat ``error`` event: OpenAI's SDK would raise on an ``error`` key.
+        """Returns the ``error`` event, without an ``error`` key, on which OpenAI's SDK would raise.
 
-        Unlike the turn's events, it is sent regardless of the number to start after.
+        It is always sent: its number is greater than ``start_after``.
         """
         self._sequence = self.next_number
         self._emit("error", code=error.code, message=error.message, param=error.param)
@@ -175,7 +175,7 @@ class Translator:
             self._emit(f"response.{name}", response=self._builder.base)
 
     def _begin(self) -> None:
-        """Adds ``response.in_progress``, unless the stream began with it."""
+        """Adds ``response.in_progress``, unless ``start`` returned it."""
         if self._builder.base["status"] == "queued":
             self._builder.base["status"] = "in_progress"
             self._lifecycle("in_progress")
@@ -211,7 +211,7 @@ class Translator:
         self._emit("response.output_item.added", output_index=current.index, item=item)
         if event.kind not in TEXTS:
             part = reasoning_text("") if event.kind == "reasoning" else output_text("", [])
-            self._emit("response.content_part.added", **current.place, part=part)
+            self._emit("response.content_part.added", **current.position, part=part)
 
     def _on_delta(self, event: ItemDelta) -> None:
         current = self._open
@@ -219,11 +219,11 @@ class Translator:
             return
         if event.logprobs and self._builder.wants_logprobs and current.opened.kind == "message":
             logprobs = self._builder.logprobs(event.logprobs)
-            self._emit("response.output_text.delta", **current.place, delta=event.text, logprobs=logprobs)
+            self._emit("response.output_text.delta", **current.position, delta=event.text, logprobs=logprobs)
             return
         if current.opened.kind == "compaction":
             if not event.text:
-                self._emit("response.compaction.compacting", **current.place)
+                self._emit("response.compaction.compacting", **current.position)
             return
         if current.commands is not None:
             self._tell(current, current.commands.feed(event.text))
@@ -266,23 +266,23 @@ class Translator:
         current.num_cited += 1
         self._emit(
             "response.output_text.annotation.added",
-            **current.place,
+            **current.position,
             annotation_index=current.num_cited - 1,
             annotation=annotation(event.citation),
         )
 
     def _end_text(self, current: _Open, text: str) -> None:
-        item, place = self._builder.fold.items[current.opened.index], current.place
+        item, position = self._builder.fold.items[current.opened.index], current.position
         if item.kind == "function_call":
             name = current.opened.name
-            self._emit("response.function_call_arguments.done", **place, name=name, arguments=text)
+            self._emit("response.function_call_arguments.done", **position, name=name, arguments=text)
         elif item.kind == "custom_tool_call":
-            self._emit("response.custom_tool_call_input.done", **place, input=text)
+            self._emit("response.custom_tool_call_input.done", **position, input=text)
         elif item.kind not in TEXTS:
             part = self._builder.part(item)
             if item.kind == "reasoning":
-                self._emit("response.reasoning_text.done", **place, text=text)
+                self._emit("response.reasoning_text.done", **position, text=text)
             else:
                 logprobs = part["logprobs"]
-                self._emit("response.output_text.done", **place, text=text, logprobs=logprobs)
-            self._emit("response.content_part.done", **place, part=part)
+                self._emit("response.output_text.done", **position, text=text, logprobs=logprobs)
+            self._emit("response.content_part.done", **position, part=part)
