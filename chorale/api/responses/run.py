@@ -51,9 +51,9 @@ class Ended:
 class Run:
     """One response. Call ``stream``, ``complete`` or the methods of a job once, and always ``release``.
 
-    ``lease``: the lease on the conversation. ``begun``: the row of a response that another server began, whose
-    object stays the same. ``unstored``: the previous response is not stored, so its conversation is stored
-    with this one. ``ended``: the finished response, after ``stream``, ``warm_up`` or ``complete``.
+    ``lease``: the lease on the conversation. ``begun``: the row of a response that another server began; its
+    object is kept. ``unstored``: the previous response is not stored, so its conversation is stored with this
+    one. ``ended``: the finished response, after ``stream``, ``warm_up`` or ``complete``.
     """
 
     def __init__(

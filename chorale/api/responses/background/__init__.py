@@ -1,1 +1,1 @@
-"""Background responses: their jobs, the log of their events, and what follows a crash."""
+"""Background responses: jobs, streams from stored events, and recovery after a crash."""

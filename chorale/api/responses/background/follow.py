@@ -1,4 +1,4 @@
-"""follow: the event stream of a background response, rendered from the store, live until its end."""
+"""follow: the event stream of a background response, rendered from its stored events."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from chorale.api.state import ServerState
 from chorale.errors import EngineError, NotFoundError, RequestError
 from chorale.store.protocol import StoredResponse, StoreError
 
-POLL_SECONDS = 0.2  # how often the store is asked about a response that another process works on
-_OWN_POLL_SECONDS = 5.0  # a job of this process notifies its readers; this is a safety net
+POLL_SECONDS = 0.2  # interval of store reads while another process runs the response
+_OWN_POLL_SECONDS = 5.0  # a fallback: a job of this process notifies its readers
 
 
 async def follow(
     state: ServerState, response_id: str, owner: bytes, options: RenderOptions
 ) -> AsyncGenerator[list[Frame]]:
-    """The frames of every event from ``options.start_after`` to the terminal one. Some lists are empty.
+    """Yields the frames of all events after ``options.start_after``. Some lists are empty.
 
-    Raises ``NotFoundError``, or ``RequestError`` for a response whose events are not kept, before the
-    first list. A response that is deleted meanwhile ends its streams with an ``error`` event.
+    Before the first list, raises ``NotFoundError``, or ``RequestError`` if it is not a background response.
+    If the response is deleted while the stream is open, the stream ends with an ``error`` event.
     """
     stored = await state.store.get(response_id, owner)
     if stored is None:
@@ -54,7 +54,7 @@ async def follow(
                 begun = True
                 yield frames
         if page.repeatable and page.chunks:
-            # What a reader has seen must stay true: the response is not resumed from here on.
+            # A resumed response would contradict the events sent here, so forbid resuming it.
             with contextlib.suppress(StoreError):
                 await rows.settle(response_id, owner)
                 continue
@@ -74,7 +74,7 @@ async def follow(
         else:
             if not begun:
                 begun = True
-                yield []  # so that the client has its headers
+                yield []  # sends the HTTP headers
             await _wait(written)
 
 
@@ -88,12 +88,12 @@ def not_found(response_id: str) -> NotFoundError:
 
 
 def _deleted() -> NotFoundError:
-    """A stream that just stops looks like a broken connection, which clients resume."""
+    """Returns the last event's error. Without this event, clients would try to resume the stream."""
     return NotFoundError("the response was deleted before it ended", code="response_deleted")
 
 
 def _stopping(translator: Translator) -> EngineError:
-    """The response waits for a server; this one is about to close the connection."""
+    """Returns the error sent before this server stops. Another server may continue the response."""
     last = translator.next_number - 1
     message = f"this server stops; resume the stream with starting_after={last}"
     return EngineError(message, code="server_restarted")

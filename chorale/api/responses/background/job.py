@@ -1,4 +1,4 @@
-"""Job: one background response, from ``queued`` in the store to its end. It has no connection.
+"""Job: runs one background response, from ``queued`` in the store to its end, without a client connection.
 
 One task reads the turn into a bounded buffer; the other writes the buffer to the store in chunks. Streams are
 rendered from the stored events, so an event that a client has seen is never lost, and a stream is the same
@@ -23,12 +23,12 @@ from chorale.tracing.context import RequestContext
 
 logger = logging.getLogger(__name__)
 
-MAX_PENDING_BYTES = 2**20  # unwritten events above which the turn waits
-_RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)  # between attempts to write
+MAX_PENDING_BYTES = 2**20  # size of the unwritten events above which the turn pauses
+_RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)  # delays between attempts to write
 
 
 class Job:
-    """``begin``, then ``run`` as a task; ``stop`` at any time."""
+    """Call ``begin``, then start ``run`` as a task. ``stop`` may be called at any time."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Job:
         request: bytes | None = None,
         resumed: bool = False,
     ) -> None:
-        """``request``: the data to resume it on another server. ``resumed``: another server began it."""
+        """``request``: the body for another server to resume it. ``resumed``: another server began it."""
         self._run = run
         self._store = store
         self._rows = store.background
@@ -48,16 +48,16 @@ class Job:
         self._flush_seconds = flush_seconds
         self._request = request
         self._resumed = resumed
-        self._left = False  # to another server
-        self._acted = asyncio.Event()  # stored: a tool may have had side effects
-        self._pending: list[bytes] = []  # packed events that are not written yet
+        self._left = False  # the response waits for another server
+        self._acted = asyncio.Event()  # set once the store knows that a tool may have side effects
+        self._pending: list[bytes] = []  # packed events, not yet written
         self._num_pending_bytes = 0
         self._num_written = 0
         self._more = asyncio.Event()
         self._room = asyncio.Event()
         self._written = asyncio.Event()
         self._produce: asyncio.Task[None] | None = None
-        self._stopped: tuple[ChoraleError | None] | None = None  # stop requested: the error, or cancelled
+        self._stopped: tuple[ChoraleError | None] | None = None  # (error,), or (None,) if cancelled
         self._ended = asyncio.Event()
         self._traced: RequestContext | None = None
 
@@ -71,15 +71,15 @@ class Job:
 
     @property
     def is_ending(self) -> bool:
-        """Returns whether its turn is over: its end is being stored, or is about to be."""
+        """Returns whether the turn is over or stopped, so that only its end is left to store."""
         return self._stopped is not None or (self._produce is not None and self._produce.done())
 
     def written(self) -> asyncio.Event:
-        """Returns an event set with the next write. Get it before reading the store."""
+        """Returns an event that the next write sets. Call this before reading the store."""
         return self._written
 
     async def begin(self) -> None:
-        """Stores the response as queued, then submits it to the engine. Raises errors of either."""
+        """Stores the response as queued, then submits it to the engine. Raises the errors of both."""
         self._traced = begin_background(self._run.state, self.response_id, resumed=self._resumed)
         try:
             await self._begin()
@@ -100,7 +100,7 @@ class Job:
             raise  # nothing was stored
         except BaseException:
             await self._run.close()
-            with contextlib.suppress(StoreError):  # otherwise the next heartbeat ends it
+            with contextlib.suppress(StoreError):  # on failure, the next heartbeat ends the response
                 await self._store.delete(self.response_id, self._run.owner)
             raise
 
@@ -114,26 +114,26 @@ class Job:
             raise
 
     def stop(self, error: ChoraleError | None = None) -> None:
-        """Ends it soon, as cancelled or as failed with ``error``. No effect if it is already ending."""
+        """Ends the response soon, as cancelled or failed with ``error``. No effect once it is ending."""
         if self._stopped is None:
             self._stopped = (error,)
         if self._produce is not None:
             self._produce.cancel()
 
     def leave(self) -> None:
-        """Stops working on it, because it waits for another server."""
+        """Stops without an end, because the response now waits for another server."""
         self._left = True
         if self._produce is not None:
             self._produce.cancel()
 
     async def ended(self) -> None:
-        """Returns once the end is stored."""
+        """Waits until the end is stored or this server no longer owns the response."""
         await self._ended.wait()
 
     async def run(self) -> None:
         """Runs until the end is stored, or until this server no longer owns the response."""
         self._produce = asyncio.create_task(self._read_turn())
-        # Not in the task itself: one that is cancelled before it begins runs no code.
+        # A callback, because a task that is cancelled before it starts runs none of its code.
         self._produce.add_done_callback(lambda _: self._more.set())
         if self._stopped is not None or self._left:
             self._produce.cancel()
@@ -163,7 +163,7 @@ class Job:
         async for events in self._run.events():
             self._add(events)
             self._more.set()
-            if self._run.acts:  # before the tool runs: a server that dies then must not repeat it
+            if self._run.acts:  # before the tool runs, so that it is not repeated after a crash
                 await self._acted.wait()
             while self._num_pending_bytes > MAX_PENDING_BYTES:
                 self._room.clear()
@@ -218,8 +218,7 @@ class Job:
                     self._run.lease = None
                 return
             except StoreError as error:
-                # It stays in progress for its readers until the store works again; a restart of this
-                # process fails it.
+                # Readers see the response in progress until the store works again.
                 logger.error("the end of %s could not be stored: %s", self.response_id, error)
                 await asyncio.sleep(_RETRY_SECONDS[min(attempt, len(_RETRY_SECONDS) - 1)])
                 attempt += 1

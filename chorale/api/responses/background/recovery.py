@@ -1,4 +1,4 @@
-"""Ends a background response whose server cannot, by folding its events."""
+"""Recovery: ends a background response from its stored events, if its server cannot."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Ended = tuple[StoredResponse, bytes, int]
 
 
 def recovery(vocab: Vocabulary) -> Recover:
-    """Returns the function with which a server's store recovers responses."""
+    """Returns the ``Recover`` function for the store."""
     return partial(_recover, vocab)
 
 
 def _recover(vocab: Vocabulary, response: StoredResponse, chunks: Sequence[bytes], status: str) -> Ended:
-    """Ends an unfinished response as ``status``. Open items become incomplete."""
+    """Implements ``Recover``. Open items become incomplete."""
     error = RESTARTED if status == "failed" else None
     body: dict[str, Any] = {**response.body, "status": status, "error": error}
     events = [event for chunk in chunks for event in read_chunk(chunk)]
@@ -31,7 +31,7 @@ def _recover(vocab: Vocabulary, response: StoredResponse, chunks: Sequence[bytes
     closing = close_items(builder.fold)
     builder.fold.add(closing)
     output = builder.output()
-    if output:  # its tokens may continue after a stop string
+    if output:  # drop the token ids, which may extend past a stop string
         output[-1] = StoredItem(output[-1].item)
     packed = [made for event in closing if (made := pack(event)) is not None]
     return replace(response, status=status, body=body, output=tuple(output)), join(packed), len(packed)

@@ -1,7 +1,7 @@
 """Resumer: resumes background responses of other servers.
 
-The request is parsed and prepared like a new one; id, input items, conversation and the response object are
-those that the client already has.
+The request is parsed and prepared like a new one. The id, input items, conversation and response object are
+kept, because the client has seen them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Resumer:
         self._state = state
 
     async def find(self) -> list[str]:
-        """Returns the ids of waiting responses that this server can begin now."""
+        """Returns the ids of waiting responses that this server can resume now."""
         state = self._state
         if state.client.status.state != "ready" or state.lifecycle.draining:
             return []
@@ -49,7 +49,7 @@ class Resumer:
         return self._state.background_room
 
     async def take(self, response_id: str, server_id: str) -> Job | None:
-        """Claims a response and prepares its job. Returns None if it is gone or cannot be begun."""
+        """Claims a response and prepares its job. Returns None if it is gone or cannot be resumed."""
         rows = self._state.store.background
         claimed = await rows.claim(response_id, server_id)
         if claimed is None:
@@ -57,10 +57,10 @@ class Resumer:
         try:
             return Job(await self._run(claimed), self._state.store, server_id, resumed=True)
         except (EngineError, QueueFullError, StoreError) as error:
-            logger.warning("background response %s waits on: %s", response_id, error)
+            logger.warning("background response %s is still waiting: %s", response_id, error)
             await rows.put_back(server_id, response_id)
         except ChoraleError as error:
-            logger.warning("background response %s cannot be begun again: %s", response_id, error)
+            logger.warning("background response %s cannot be resumed: %s", response_id, error)
             await rows.fail(server_id, {response_id})
         except BaseException:  # this server is stopping
             await rows.put_back(server_id, response_id)
@@ -77,5 +77,5 @@ class Resumer:
             turn=replace(prepared.turn, request_id=stored.id),
             prompt=replace(prepared.prompt, input=stored.input),
         )
-        logger.info("background response %s is begun again", stored.id)
+        logger.info("background response %s is resumed", stored.id)
         return Run(state, fields, prepared, stored.owner, claimed.lease, begun=stored)

@@ -1,4 +1,4 @@
-"""Background responses: detached, resumable from any event, cancelled, bounded, and never left hanging."""
+"""Background responses: polling, resumed streams, cancellation, limits, and the dialects of streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HANGS = Script(tokens(HELLO)[:8], hang=True)
 
 
 async def ended(server: Server, response_id: str, seconds: float = 10) -> dict[str, Any]:
-    """Poll as a client does."""
+    """Poll until the response has a final status."""
     async with asyncio.timeout(seconds):
         while True:
             answer = await server.http.get(f"/v1/responses/{response_id}")
@@ -40,7 +40,7 @@ async def resume(server: Server, response_id: str, **query: Any) -> list[dict[st
     return parse_sse(content, query.get("starting_after", -1) + 1)
 
 
-async def test_it_is_queued_at_once_and_polled_to_its_end() -> None:
+async def test_a_background_response_is_queued_and_polled_to_its_end() -> None:
     async with serve(SLOW) as server:
         made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
         assert made.status == "queued"
@@ -57,7 +57,7 @@ async def test_it_is_queued_at_once_and_polled_to_its_end() -> None:
         assert "Hi there!" in server.prompt(1)
 
 
-async def test_its_stream_can_be_resumed_from_every_event_live_and_later() -> None:
+async def test_a_stream_can_be_resumed_after_every_event_live_and_later() -> None:
     async with serve(SLOW) as server:
         stream = await server.sdk.responses.create(model=MODEL, input="hello", background=True, stream=True)
         seen: list[Any] = []
@@ -65,7 +65,7 @@ async def test_its_stream_can_be_resumed_from_every_event_live_and_later() -> No
             seen.append(event)
             if event.type == "response.reasoning_text.delta":
                 break
-        await stream.close()  # the client is gone; the response goes on
+        await stream.close()  # the response continues without its client
         response_id = seen[0].response.id
         number = seen[-1].sequence_number
         live = await resume(server, response_id, starting_after=number)
@@ -84,7 +84,7 @@ async def test_its_stream_can_be_resumed_from_every_event_live_and_later() -> No
             assert await resume(server, response_id, **query) == whole[after + 1 :]
 
 
-async def test_cancel_keeps_what_was_said_and_is_idempotent() -> None:
+async def test_cancel_keeps_the_output_and_is_idempotent() -> None:
     async with serve(HANGS) as server:
         made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
         reading = asyncio.create_task(resume(server, made.id))
@@ -102,8 +102,8 @@ async def test_cancel_keeps_what_was_said_and_is_idempotent() -> None:
         assert server.app.state.background.num_running == 0
 
 
-async def test_one_that_is_cancelled_stays_so_when_its_server_stops() -> None:
-    """Both at the same moment: the client has been told that it is cancelled."""
+async def test_a_cancelled_response_stays_cancelled_when_its_server_stops() -> None:
+    """The client has been told about the cancellation, so the stop must not change it to a failure."""
     async with serve(HANGS) as server:
         made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
         job = server.app.state.background.find(made.id)
@@ -116,7 +116,7 @@ async def test_one_that_is_cancelled_stays_so_when_its_server_stops() -> None:
         assert (body.status, body.error) == ("cancelled", None)
 
 
-async def test_cancel_while_it_is_queued() -> None:
+async def test_a_queued_response_can_be_cancelled() -> None:
     async with serve(Script([], hang=True, delay=30)) as server:
         made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
         assert (await server.sdk.responses.cancel(made.id)).status == "cancelled"
@@ -127,7 +127,7 @@ async def test_cancel_while_it_is_queued() -> None:
         assert events[-1]["response"]["output"] == []
 
 
-async def test_what_cannot_be_cancelled_or_resumed() -> None:
+async def test_invalid_cancels_and_resumes_are_refused() -> None:
     async with serve(HELLO) as server:
         _, body = await server.post(input="hello")
         with pytest.raises(openai.BadRequestError):
@@ -150,7 +150,7 @@ async def test_what_cannot_be_cancelled_or_resumed() -> None:
         assert (status, refused["error"]["param"]) == (400, "background")
 
 
-async def test_too_many_are_refused_before_they_are_stored() -> None:
+async def test_responses_above_the_limit_are_refused_and_not_stored() -> None:
     config = ServerConfig(system_start_date="2026-01-02", max_background_responses=2)
     async with serve(HANGS, config=config) as server:
         kept = [await server.post(input="x", background=True) for _ in range(2)]
@@ -166,15 +166,15 @@ async def test_too_many_are_refused_before_they_are_stored() -> None:
                 json={"input": "x", "background": True},
                 headers={"authorization": f"Bearer {key}"},
             )
-            assert answer.status_code == status, "the second key has a half of them"
-    async with serve(HANGS, max_in_flight=1) as server:  # the engine's own queue is full
+            assert answer.status_code == status, "the second key still gets its half of the limit"
+    async with serve(HANGS, max_in_flight=1) as server:  # the queue of the engine is full
         assert (await server.post(input="x", background=True))[0] == 200
         assert (await server.post(input="x", background=True))[0] == 429
         assert (await server.store.stats()).num_responses == 1
 
 
-async def test_delete_stops_it_and_tells_who_reads_it() -> None:
-    """Its stream ends with an event that says so, instead of stopping as if the connection had broken."""
+async def test_delete_stops_the_turn_and_ends_streams_with_an_error() -> None:
+    """Otherwise the stream would look like a broken connection, which clients resume."""
     async with serve(HANGS) as server:
         made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
         reader = asyncio.create_task(server.http.get(f"/v1/responses/{made.id}", params={"stream": "true"}))
@@ -200,13 +200,13 @@ async def test_a_response_that_has_not_ended_cannot_be_continued() -> None:
         assert (status, body["error"]["code"]) == (400, "previous_response_not_ended")
 
 
-async def test_the_end_of_the_process_fails_what_runs() -> None:
+async def test_a_server_stop_fails_responses_that_cannot_be_resumed() -> None:
     store = SqliteStore()
     async with serve(HANGS, store=store) as server:
         made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
         while (await server.sdk.responses.retrieve(made.id)).status != "in_progress":
             await asyncio.sleep(0.01)
-        await store.background.settle(made.id, b"")  # a reader has seen of it: it cannot be begun again
+        await store.background.settle(made.id, b"")  # a reader has its events, so it cannot be resumed
         await server.app.state.background.close(store)
         body = (await server.sdk.responses.retrieve(made.id)).to_dict()
         assert body["status"] == "failed"
@@ -215,7 +215,7 @@ async def test_the_end_of_the_process_fails_what_runs() -> None:
         assert fold_events(await resume(server, made.id))["status"] == "failed"
 
 
-async def test_obfuscation_hides_lengths_and_nothing_else() -> None:
+async def test_obfuscation_pads_deltas_and_changes_nothing_else() -> None:
     async with serve(HELLO) as server:
         made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
         await ended(server, made.id)
@@ -238,9 +238,9 @@ async def test_obfuscation_hides_lengths_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("way", ["flag", "header"])
-async def test_the_open_responses_dialect(way: str) -> None:
-    spoken = "open-responses" if way == "flag" else "openai"
-    config = ServerConfig(system_start_date="2026-01-02", responses_dialect=spoken)
+async def test_the_open_responses_dialect_renames_reasoning_events(way: str) -> None:
+    default = "open-responses" if way == "flag" else "openai"
+    config = ServerConfig(system_start_date="2026-01-02", responses_dialect=default)
     headers = {} if way == "flag" else {"x-responses-dialect": "open-responses"}
     async with serve(HELLO, config=config) as server:
         made = (await server.post(input="hello", background=True))[1]
@@ -261,8 +261,8 @@ async def test_the_open_responses_dialect(way: str) -> None:
         assert bad.status_code == 400
 
 
-async def test_the_summary_dialect() -> None:
-    """Reasoning where clients look that know only summaries; what they send back is replayed exactly."""
+async def test_the_summary_dialect_returns_reasoning_as_a_summary() -> None:
+    """Clients that support only summaries get the reasoning. Items sent back are replayed exactly."""
     config = ServerConfig(system_start_date="2026-01-02", responses_dialect="summary")
     async with serve(CALL, HELLO, config=config) as server:
         async with server.sdk.responses.stream(

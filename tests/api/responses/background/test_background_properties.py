@@ -1,4 +1,4 @@
-"""Whatever the model writes, and wherever it is cut: a background stream folds to the stored body."""
+"""A background stream folds to the stored body, for any output and wherever it is interrupted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def check(token_ids: list[int], step: int, cut: str, seed: int) -> None:
         await asyncio.sleep(rng.choice([0, 0.002, 0.01]))
         if cut == "cancel":
             await server.sdk.responses.cancel(made["id"])
-        elif cut == "elsewhere":  # as another server on the same store would
+        elif cut == "elsewhere":  # as by another server on the same store
             await server.store.background.end(made["id"], b"", "cancelled")
         elif cut == "stop":
             await server.store.background.settle(made["id"], b"")
@@ -56,5 +56,5 @@ async def check(token_ids: list[int], step: int, cut: str, seed: int) -> None:
     cut=st.sampled_from(CUTS),
     seed=st.integers(0, 2**31),
 )
-def test_the_stream_folds_to_the_body(pieces: list[str], step: int, cut: str, seed: int) -> None:
+def test_the_stream_folds_to_the_stored_body(pieces: list[str], step: int, cut: str, seed: int) -> None:
     run(lambda: check(tokens("".join(pieces)) or [200002], step, cut, seed))

@@ -1,4 +1,4 @@
-"""Background streams are rendered from their log: the same bytes live, resumed, and after a crash."""
+"""Background streams have the same bytes live, resumed and after a crash: they are rendered from a log."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def packed(events: list[LogEvent]) -> list[bytes]:
     return [data for event in events if (data := pack(event)) is not None]
 
 
-def test_every_event_comes_back_as_it_was() -> None:
+def test_every_event_is_equal_after_packing_and_reading() -> None:
     assert read_chunk(join(packed(ALL))) == ALL
     seen = {type(event) for event in ALL} - {ItemDelta}
     inner = {cls for cls in _CLASSES.values() if cls.__module__ == tools.__name__}
@@ -102,8 +102,8 @@ async def whole_log(server: Any, response_id: str) -> tuple[Any, list[LogEvent]]
 
 
 @pytest.mark.parametrize("more", [{}, {"include": ["message.output_text.logprobs"]}])
-async def test_live_resumed_and_rendered_later_are_the_same_bytes(more: dict[str, Any]) -> None:
-    """Whatever the batches are in which the events were written and read."""
+async def test_live_resumed_and_later_streams_have_the_same_bytes(more: dict[str, Any]) -> None:
+    """The bytes do not depend on the batches in which events are written and read."""
     rounds = (f"{THINK}{SEARCH}", PYTHON, ECHO, FINAL)
     async with tools_served(*rounds) as server:
         live = await server.stream(input="x", tools=[WEB, CODE, MCP, TOOL], background=True, **more)
@@ -125,11 +125,11 @@ async def test_live_resumed_and_rendered_later_are_the_same_bytes(more: dict[str
             assert b"".join(frame(*entry) for entry in made) == live
 
 
-async def test_what_was_read_before_a_crash_begins_what_is_read_after_it(tmp_path: Path) -> None:
-    place = str(tmp_path / "r.sqlite3")
+async def test_a_stream_after_a_crash_begins_with_the_bytes_read_before_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "r.sqlite3")
 
     before: list[bytes] = []
-    store = SqliteStore(place, recover=recovery(VOCAB))
+    store = SqliteStore(path, recover=recovery(VOCAB))
     async with serve(Script(tokens(HELLO)[:13], hang=True), store=store) as server:
         _, made = await server.post(input="x", background=True, metadata={"a": "b"})
         async with aclosing(follow(server.app.state, made["id"], b"", RenderOptions())) as stream:
@@ -138,10 +138,10 @@ async def test_what_was_read_before_a_crash_begins_what_is_read_after_it(tmp_pat
                     before += [frame(*entry) for entry in frames]
                     if b"Hi" in before[-1]:
                         break
-        await store.close()  # the server is gone, without a word
+        await store.close()  # as if the server had crashed
     again: list[bytes] = []
     for _ in range(2):
-        store = SqliteStore(place, recover=recovery(VOCAB))
+        store = SqliteStore(path, recover=recovery(VOCAB))
         async with serve(HELLO, store=store) as server:
             answer = await server.http.get(f"/v1/responses/{made['id']}?stream=true")
             again.append(answer.content)
@@ -153,7 +153,7 @@ async def test_what_was_read_before_a_crash_begins_what_is_read_after_it(tmp_pat
 
 
 async def test_the_last_message_of_a_recovered_response_has_no_tokens_to_replay() -> None:
-    """They may go on after a stop string that ended the turn, which nothing has recorded."""
+    """They may extend past a stop string that ended the turn, and the log does not record where."""
     async with serve(HELLO) as server:
         _, made = await server.post(input="x", background=True)
         stored, log = await ended_log(server, made["id"])
@@ -168,17 +168,17 @@ async def ended_log(server: Any, response_id: str) -> tuple[Any, list[LogEvent]]
     return await whole_log(server, response_id)
 
 
-async def test_a_resumed_response_is_shown_as_it_was_created(tmp_path: Path) -> None:
-    """Another server may have other defaults; what the client was shown stays."""
+async def test_a_resumed_response_keeps_the_fields_of_its_creation(tmp_path: Path) -> None:
+    """Another server may have other defaults; the fields that the client has seen must not change."""
     from chorale.api.responses.background.resume import Resumer
     from chorale.config.engine import ServerConfig
 
-    place = str(tmp_path / "r.sqlite3")
-    store = SqliteStore(place)
+    path = str(tmp_path / "r.sqlite3")
+    store = SqliteStore(path)
     async with serve(Script([], hang=True), store=store) as server:
         made = (await server.post(input="x", background=True))[1]
         await server.app.state.background.put_back(store)
-    store = SqliteStore(place)
+    store = SqliteStore(path)
     config = ServerConfig(system_start_date="2026-01-02", default_reasoning_effort="high")
     async with serve(HELLO, store=store, config=config) as server:
         state = server.app.state
@@ -192,7 +192,7 @@ async def test_a_resumed_response_is_shown_as_it_was_created(tmp_path: Path) -> 
         assert made.keys() - same.keys() == {"status", "output", "completed_at", "usage"}
 
 
-async def test_log_of_a_response_is_smaller_than_its_stream() -> None:
+async def test_the_log_of_a_response_is_smaller_than_its_stream() -> None:
     long = "<|channel|>final<|message|>" + "".join(f"{i} words, " for i in range(300)) + "<|return|>"
     async with tools_served(long) as server:
         live = await server.stream(input="x", background=True)

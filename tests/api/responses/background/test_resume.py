@@ -1,4 +1,4 @@
-"""Background responses of a server that is gone: begun again where nothing contradicts it, else failed."""
+"""Background responses of a dead server are resumed, or fail if a reader has seen their events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HANGS = Script(tokens(HELLO)[:8], hang=True)
 
 
 def crash(path: Path, *texts: str) -> list[str]:
-    """A server begins a background response for each text, and is killed. Their ids."""
+    """Kill a server that has begun a background response for each text. Return their ids."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.store.crashing_writer", path, *texts],
         stdout=subprocess.PIPE,
@@ -44,7 +44,7 @@ def crash(path: Path, *texts: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a killed server's store, and the id of its one response."""
+    """The folder of a killed server's store, and the id of its only response."""
     folder = tmp_path_factory.mktemp("killed")
     (made,) = crash(folder / "r.sqlite3")
     return folder, made
@@ -52,7 +52,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.fixture
 def crashed(killed: tuple[Path, str], tmp_path: Path) -> tuple[Path, str]:
-    """A copy of that store, and the id."""
+    """The path of a copy of the killed server's store, and the response's id."""
     return shutil.copytree(killed[0], tmp_path / "copy") / "r.sqlite3", killed[1]
 
 
@@ -60,7 +60,7 @@ def crashed(killed: tuple[Path, str], tmp_path: Path) -> tuple[Path, str]:
 async def serving(
     store: ResponseStore, *texts: str | Script, watched: bool = True, **more: Any
 ) -> AsyncIterator[Server]:
-    """A server whose background watch runs, as a real one's does."""
+    """Serve with a running background watch, as in production."""
     async with serve(*(texts or (HELLO,)), store=store, **more) as server:
         state = server.app.state
         state.background._beat_seconds = 0.05
@@ -79,7 +79,7 @@ def rows(path: Path) -> Iterator[tuple[Any, ...]]:
         yield from database.execute("SELECT status, server_id, attempts, request IS NULL FROM responses")
 
 
-async def test_after_a_crash_they_are_queued_and_another_server_ends_them(tmp_path: Path) -> None:
+async def test_responses_are_queued_after_a_crash_and_another_server_completes_them(tmp_path: Path) -> None:
     path = tmp_path / "r.sqlite3"
     made = crash(path, "one", "two")
 
@@ -105,8 +105,8 @@ async def test_after_a_crash_they_are_queued_and_another_server_ends_them(tmp_pa
     assert list(rows(tmp_path / "r.sqlite3")) == [("completed", None, 1, 1)] * 2
 
 
-async def test_one_that_was_begun_often_enough_fails(crashed: tuple[Path, str]) -> None:
-    """A response that takes its server down must not do so for ever."""
+async def test_a_response_fails_after_its_last_attempt(crashed: tuple[Path, str]) -> None:
+    """A response that crashes every server must not be resumed forever."""
     path, made = crashed
 
     for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -114,7 +114,7 @@ async def test_one_that_was_begun_often_enough_fails(crashed: tuple[Path, str]) 
         found = await kept(store, made)
         if attempt < MAX_ATTEMPTS + 1 and found.status == "queued":
             assert await store.background.claim(made, f"wrk_{attempt}") is not None
-        await store.close()  # without a word, as a crash would
+        await store.close()  # as if the server had crashed
     store = SqliteStore(str(path))
     found = await kept(store, made)
     assert (found.status, found.body["error"]) == ("failed", RESTARTED)
@@ -122,7 +122,7 @@ async def test_one_that_was_begun_often_enough_fails(crashed: tuple[Path, str]) 
     await store.close()
 
 
-async def test_of_several_servers_exactly_one_takes_it(tmp_path: Path) -> None:
+async def test_exactly_one_of_several_servers_resumes_a_response(tmp_path: Path) -> None:
     path = tmp_path / "r.sqlite3"
     made = crash(path, *"abcdef")
 
@@ -133,7 +133,7 @@ async def test_of_several_servers_exactly_one_takes_it(tmp_path: Path) -> None:
         assert sum(len(server.client.requests) for server in (a, b, c)) == len(made)
 
 
-async def test_what_a_reader_has_seen_is_not_contradicted(tmp_path: Path) -> None:
+async def test_a_response_that_was_read_is_not_resumed(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "r.sqlite3"))
     async with serving(store, HANGS, watched=False) as server:
         made = await server.post(input="x", background=True)
@@ -163,7 +163,7 @@ async def _first_events(server: Server, response_id: str, number: int) -> list[s
     return kinds
 
 
-async def test_a_drain_leaves_them_and_the_conversation_to_the_next_server(tmp_path: Path) -> None:
+async def test_a_drain_leaves_responses_and_conversations_to_the_next_server(tmp_path: Path) -> None:
     path = str(tmp_path / "r.sqlite3")
     async with serving(SqliteStore(path), HANGS) as server:
         conversation = (await server.http.post("/v1/conversations", json={})).json()["id"]
@@ -174,16 +174,16 @@ async def test_a_drain_leaves_them_and_the_conversation_to_the_next_server(tmp_p
         body = (await server.http.get(f"/v1/responses/{made['id']}")).json()
         assert body["status"] == "queued"
     async with serving(SqliteStore(path)) as server:
-        assert (await server.post(input="b", conversation=conversation))[0] == 400  # still held
+        assert (await server.post(input="b", conversation=conversation))[0] == 400  # still leased
         assert (await ended(server, made["id"]))["status"] == "completed"
         items = (await server.http.get(f"/v1/conversations/{conversation}/items")).json()["data"]
         assert [item["type"] for item in items] == ["message", "reasoning", "message"]
         assert (await server.post(input="b", conversation=conversation))[0] == 200
-    assert next(rows(Path(path)))[:3] == ("completed", None, 0)  # a drain does not count
+    assert next(rows(Path(path)))[:3] == ("completed", None, 0)  # a drain counts no attempt
 
 
 @pytest.mark.parametrize("way", ["cancel", "delete"])
-async def test_one_that_waits_can_be_ended_and_frees_its_conversation(tmp_path: Path, way: str) -> None:
+async def test_ending_a_waiting_response_frees_its_conversation(tmp_path: Path, way: str) -> None:
     path = str(tmp_path / "r.sqlite3")
     async with serving(SqliteStore(path), HANGS, watched=False) as server:
         conversation = (await server.http.post("/v1/conversations", json={})).json()["id"]
@@ -200,7 +200,7 @@ async def test_one_that_waits_can_be_ended_and_frees_its_conversation(tmp_path: 
         assert await server.store.background.waiting() == []
 
 
-async def test_a_server_of_another_model_or_that_drains_takes_nothing(
+async def test_a_server_that_drains_or_has_another_model_resumes_nothing(
     crashed: tuple[Path, str],
 ) -> None:
     path, made = crashed
@@ -216,19 +216,19 @@ async def test_a_server_of_another_model_or_that_drains_takes_nothing(
         assert await Resumer(state).find() == []
 
 
-async def test_a_full_engine_leaves_it_waiting_and_counts_nothing(crashed: tuple[Path, str]) -> None:
+async def test_attempts_refused_by_a_full_engine_do_not_count(crashed: tuple[Path, str]) -> None:
     path, _ = crashed
 
     store = SqliteStore(str(path))
     async with serving(store, max_in_flight=0):
-        for _ in range(20):  # each attempt is taken back: it never counts for more than one
+        for _ in range(20):  # refused attempts do not count
             await asyncio.sleep(0.03)
             ((status, _, attempts, _),) = rows(path)
             assert (status, attempts) == ("queued", 1)
     assert list(rows(path)) == [("queued", WAITING, 1, 0)]
 
 
-def test_requests_with_secrets_are_not_kept() -> None:
+def test_requests_with_secrets_are_not_stored() -> None:
     server = {"type": "mcp", "server_label": "a", "server_url": "https://a.example"}
     assert packed_request({"input": "x", "tools": [server]}) is not None
     for name, value in (("authorization", "token"), ("headers", {"x-key": "secret"})):
@@ -249,8 +249,8 @@ async def test_one_server_claims_a_waiting_response_on_postgresql(database: str)
         assert sum(claimed is not None for claimed in claims) == 1
 
 
-async def test_a_second_look_does_not_take_what_is_being_taken() -> None:
-    """Taking may last longer than a heartbeat: prompts are encoded, tools opened."""
+async def test_a_response_is_not_taken_twice_at_once() -> None:
+    """``take`` may last longer than a heartbeat, because it encodes prompts and opens tools."""
 
     class Slow:
         room = 4
