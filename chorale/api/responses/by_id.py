@@ -1,4 +1,4 @@
-"""/v1/responses/{id}: read, resume, cancel, delete, list its input."""
+"""/v1/responses/{id}: read, stream, cancel or delete a response, or list its input."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def dialect_of(request: Request, config: ServerConfig) -> Dialect:
 def with_summary(dialect: Dialect, reasoning: Mapping[str, Any]) -> Dialect:
     """Returns ``summary`` if the request asked for summaries: OpenAI returns them only then.
 
-    ``reasoning``: the response's field. Dialects other than ``openai`` are returned unchanged.
+    ``reasoning``: that object of the response. Dialects other than ``openai`` are returned unchanged.
     """
     return "summary" if dialect == "openai" and reasoning.get("summary") else dialect
 

@@ -26,7 +26,7 @@ class PageQuery:
 
     @staticmethod
     def read(query: QueryParams, *others: str, default_order: str = "asc") -> PageQuery:
-        """Parses the query, which may also contain ``others``. Raises ``RequestError`` if it is invalid."""
+        """Parses the query. ``others``: further allowed names. Raises ``RequestError`` if it is invalid."""
         check_names(query, "after", "limit", "order", *others)
         order = query.get("order", default_order)
         if order not in ("asc", "desc"):

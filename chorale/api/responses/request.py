@@ -55,7 +55,7 @@ class ReasoningOptions(BaseModel):
 
     @property
     def summary_asked(self) -> str | None:
-        """Returns the option under its current or older name."""
+        """Returns ``summary``, or ``generate_summary``, its older name."""
         return self.summary or self.generate_summary
 
 

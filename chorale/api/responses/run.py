@@ -94,7 +94,7 @@ class Run:
 
     @property
     def history(self) -> tuple[StoredItem, ...]:
-        """All items of the conversation before this response's output."""
+        """All items of the conversation that precede this response's output."""
         return (*self._prepared.prompt.history, *self._prepared.prompt.input)
 
     @property
@@ -211,7 +211,7 @@ class Run:
         return [*closing, self._ended("error" if error is not None else "abort", error)]
 
     def conclude(self, status: str | None = None) -> Ended:
-        """Returns the finished response. ``status`` ("cancelled") replaces the one derived from the turn."""
+        """Returns the finished response. ``status`` ("cancelled") replaces the turn's status."""
         builder = self._builder
         ended = builder.fold.ended
         if ended is not None:

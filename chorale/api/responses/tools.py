@@ -1,7 +1,7 @@
-"""The ``tools`` and ``tool_choice`` of a request: their form for the model and in responses.
+"""The ``tools`` and ``tool_choice`` of a request, converted for the model and for responses.
 
 Functions are accepted in the flat form and in Chat's nested form, and so are the other tools that a client
-runs (``chorale.requests.client_tools``). Every other type is a built-in tool or refused.
+runs (``chorale.requests.client_tools``). Every other type is a built-in tool or is refused.
 
 The input may also declare tools (``tool_search_output``, ``additional_tools``): the model sees them at that
 position and may call them afterwards.
@@ -144,7 +144,7 @@ def shown_tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     if tool.get("type") == "function":
         return _flatten(tool, path)
     if tool.get("type") == "code_interpreter" and tool.get("container") is None:
-        return {**tool, "container": {"type": "auto"}}  # OpenAI's type requires one
+        return {**tool, "container": {"type": "auto"}}  # OpenAI's type requires a container
     return without_secrets(tool) if tool.get("type") == "mcp" else dict(tool)
 
 

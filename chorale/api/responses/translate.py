@@ -138,7 +138,7 @@ class Translator:
         return self._take()
 
     def error(self, error: ChoraleError) -> list[Frame]:
-        """Returns the ``error`` event, without an ``error`` key, on which OpenAI's SDK would raise.
+        """Returns the ``error`` event, not nested in an ``error`` key: OpenAI's SDK would raise on it.
 
         It is always sent: its number is greater than ``start_after``.
         """

@@ -95,7 +95,7 @@ def _deleted() -> NotFoundError:
 def _stopping(translator: Translator) -> EngineError:
     """Returns the error sent before this server stops. Another server may continue the response."""
     last = translator.next_number - 1
-    message = f"this server stops; resume the stream with starting_after={last}"
+    message = f"this server is stopping; resume the stream with starting_after={last}"
     return EngineError(message, code="server_restarted")
 
 

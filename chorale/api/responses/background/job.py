@@ -40,7 +40,7 @@ class Job:
         request: bytes | None = None,
         resumed: bool = False,
     ) -> None:
-        """``request``: the body for another server to resume it. ``resumed``: another server began it."""
+        """``request``: the packed body, to resume on another server. ``resumed``: another server began it."""
         self._run = run
         self._store = store
         self._rows = store.background
@@ -79,7 +79,7 @@ class Job:
         return self._written
 
     async def begin(self) -> None:
-        """Stores the response as queued, then submits it to the engine. Raises the errors of both."""
+        """Stores the response as queued, then submits it to the engine. Raises if either fails."""
         self._traced = begin_background(self._run.state, self.response_id, resumed=self._resumed)
         try:
             await self._begin()

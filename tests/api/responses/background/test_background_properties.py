@@ -28,7 +28,7 @@ async def check(token_ids: list[int], step: int, cut: str, seed: int) -> None:
         await asyncio.sleep(rng.choice([0, 0.002, 0.01]))
         if cut == "cancel":
             await server.sdk.responses.cancel(made["id"])
-        elif cut == "elsewhere":  # as by another server on the same store
+        elif cut == "elsewhere":  # another server ends it in the same store
             await server.store.background.end(made["id"], b"", "cancelled")
         elif cut == "stop":
             await server.store.background.settle(made["id"], b"")

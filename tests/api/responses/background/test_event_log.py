@@ -153,7 +153,7 @@ async def test_a_stream_after_a_crash_begins_with_the_bytes_read_before_it(tmp_p
 
 
 async def test_the_last_message_of_a_recovered_response_has_no_tokens_to_replay() -> None:
-    """They may extend past a stop string that ended the turn, and the log does not record where."""
+    """The tokens may extend past a stop string that ended the turn. The log does not record where."""
     async with serve(HELLO) as server:
         _, made = await server.post(input="x", background=True)
         stored, log = await ended_log(server, made["id"])
