@@ -1,7 +1,7 @@
 """Access: the writer and reader threads of one database, its bounds, and eviction.
 
-``Rows`` is the base of what has operations on the database: a method marked ``@reads`` or ``@writes`` is
-written as its statements on a thread, with the connection as its first argument, and called as a coroutine.
+``Rows`` is the base class of operations on the database. A method marked ``@reads`` or ``@writes`` gets the
+connection as its first argument and runs on the reader's or writer's thread; callers await it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Result = TypeVar("Result")
 Given = ParamSpec("Given")
 OfRows = TypeVar("OfRows", bound="Rows")
 
-EVICT_ROWS = 4  # evicted by one write at most, so that no write is slow
-_TIDY_ROWS = 32  # evicted by one statement of ``tidy``
-_TIDY_SECONDS = 0.01  # for which ``tidy`` may hold up a write
+EVICT_ROWS = 4  # most rows that one write evicts, so that no write is slow
+_TIDY_ROWS = 32  # most rows per eviction in ``tidy``
+_TIDY_SECONDS = 0.01  # most time for which ``tidy`` may delay a write
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """``max_responses`` includes conversations. ``ttl``: seconds since a row was written or continued."""
+    """``max_responses`` includes conversations. ``ttl``: seconds since a row was last used."""
 
     max_responses: int = 100_000
     max_bytes: int = 10 * 2**30
@@ -36,9 +36,9 @@ class Bounds:
 
 
 class Access:
-    """``connect(first)`` opens a connection, first that of the writer. ``one``: use a single connection.
+    """``connect(True)`` opens the writer's connection, ``connect(False)`` the reader's, unless ``one``.
 
-    ``begin``: a job that runs before any other write. ``lock_seconds``: how long a job waits for locks.
+    ``one``: reads use the writer's connection. ``begin``: runs before any other write.
     """
 
     def __init__(
@@ -75,27 +75,27 @@ class Access:
                 refusal=refusal,
             )
 
-    async def write(self, job: Callable[[Database], Result]) -> Result:
-        return await self.writer.run(job)
+    async def write(self, operation: Callable[[Database], Result]) -> Result:
+        return await self.writer.run(operation)
 
-    async def read(self, job: Callable[[Database], Result]) -> Result:
-        return await self.reader.run(job)
+    async def read(self, operation: Callable[[Database], Result]) -> Result:
+        return await self.reader.run(operation)
 
     def close(self) -> None:
-        """Finishes all accepted jobs, then closes the connections. Blocks."""
+        """Finishes all queued operations, then closes the connections. Blocks."""
         self.reader.close()
         self.writer.close()
 
-    # ------------------------------------------------------------------ on the threads
+    # ------------------------------------------------------------------ called on the threads
 
     def oldest(self) -> float:
-        """Returns the time before which unused rows have expired, evicted already or not."""
+        """Returns the earliest unexpired time of use. Older rows are hidden even before they are evicted."""
         return self.clock() - self.bounds.ttl
 
     def tidy(self, db: Database) -> bool:
-        """Evicts expired rows and returns free space, while idle. Returns whether more is left to do."""
+        """Evicts rows and releases free space while idle. Returns whether there is more to do."""
         end = time.monotonic() + _TIDY_SECONDS
-        db.begin(writes=True, seconds=0.0)  # requests come first
+        db.begin(writes=True, seconds=0.0)  # no waiting for locks: requests come first
         num_evicted = self.evict(db, _TIDY_ROWS)
         is_more = num_evicted == _TIDY_ROWS
         while is_more and time.monotonic() < end:
@@ -104,9 +104,9 @@ class Access:
         return db.give_back(num_evicted) or is_more
 
     def evict(self, db: Database, most: int = EVICT_ROWS) -> int:
-        """Removes up to ``most`` rows beyond a bound, least recently used first. Returns their number.
+        """Evicts up to ``most`` rows beyond a bound, in LRU order. Returns their number.
 
-        Running responses and leased conversations stay.
+        Running responses and leased conversations are never evicted.
         """
         num_responses, size, num_conversations = totals(db)
         num = num_responses + num_conversations
@@ -164,7 +164,7 @@ def writes(
 
 
 def _any_older(db: Database, oldest: float) -> bool:
-    """Returns whether any row has expired. Runs with every write; costs one step in each index."""
+    """Returns whether any row has expired. Runs with every write; costs one index lookup per table."""
     row = db.execute(
         "SELECT EXISTS (SELECT 1 FROM responses WHERE used < ?)"
         " OR EXISTS (SELECT 1 FROM conversations WHERE used < ?)",

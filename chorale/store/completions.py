@@ -1,7 +1,7 @@
-"""Completions: stored chat completions, in the table and within the bounds of responses.
+"""Completions: stored chat completions, which share the table and the bounds of responses.
 
-A row's body contains the completion as it was sent and the messages of its request. It has no items. Its id
-differs in form from a response's, so the two cannot be confused.
+A row's body contains the completion sent to the client and the messages of its request; the row has no items.
+Completion ids differ in form from response ids, so the two cannot be confused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chorale.store.protocol import CompletionFilter, StoredCompletion, StoredRes
 from chorale.store.responses import delete_response, find_response, insert_response, to_json
 
 COMPLETION_ID = re.compile(r"chatcmpl-[0-9a-f]{32}")
-_BATCH = 64  # rows read at a time for a page
+_BATCH = 64  # rows per query
 _ALSO = " AND substr(id, 1, 9) = 'chatcmpl-' AND used >= ?"
 
 
@@ -25,7 +25,7 @@ class Completions(Rows):
 
     @writes
     def put(self, db: Database, made: StoredCompletion, owner: bytes) -> None:
-        """Stores it durably."""
+        """Stores a completion durably."""
         row = StoredResponse(
             id=made.id,
             owner=owner,
@@ -47,7 +47,7 @@ class Completions(Rows):
     def update(
         self, db: Database, completion_id: str, owner: bytes, metadata: dict[str, str]
     ) -> StoredCompletion | None:
-        """Replaces the metadata. Returns None if it does not exist."""
+        """Replaces the metadata. Returns None if the completion does not exist."""
         found = self._find(db, completion_id, owner)
         if found is None:
             return None
@@ -62,7 +62,7 @@ class Completions(Rows):
 
     @writes
     def delete(self, db: Database, completion_id: str, owner: bytes) -> bool:
-        """Deletes it. Returns whether it existed."""
+        """Deletes a completion. Returns whether it existed."""
         if not COMPLETION_ID.fullmatch(completion_id):
             return False
         return delete_response(db, completion_id, owner, self._access.oldest())

@@ -1,7 +1,7 @@
-"""The values that the store keeps, its errors, and ``Recover``, which the API gives it.
+"""Data types and errors of the response store, and ``Recover``, a callback that the API provides.
 
-A stored response contains its new input and its output, not its history, which is the chain of
-``previous_id`` or the beginning of its conversation. Branches therefore share their past without affecting
+A stored response contains its new input and its output, but not its history: this is the chain of
+``previous_id`` or the beginning of its conversation. Branches therefore share their history without affecting
 each other. An item may carry the harmony token ids that it was made from, for exact replay.
 """
 
@@ -22,25 +22,25 @@ def present(**fields: Any) -> Item:
     return {key: value for key, value in fields.items() if value is not None}
 
 
-RETRY_SECONDS = 5.0  # Retry-After of a store error
+RETRY_SECONDS = 5.0  # Retry-After header of a store error
 # Keys of a stored body that are never shown.
 TOOL_STATE = "_tool_state"
-RENDERING = "_rendering"  # what rendering the events of a background response needs besides the shown keys
+RENDERING = "_rendering"  # further data for rendering the events of a background response
 RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 CONVERSATION_ID = re.compile(r"conv_[0-9a-f]{32}")
 ITEM_ID = re.compile(r"[a-z]{2,4}_[0-9a-f]{32}")
 RESTARTED = {
     "code": "server_error",
-    "message": "the server that worked on this response ended before it was done",
+    "message": "the server that ran this response stopped before the response was complete",
 }
 LIVE = ("queued", "in_progress")  # every other status is final
-KEPT = ("completed", "incomplete")  # only these are appended to their conversation
+KEPT = ("completed", "incomplete")  # only responses with these statuses are appended to a conversation
 
 
 class StoreError(ChoraleError, status=503, type="service_unavailable", code="store_unavailable"):
     """The store failed (disk full, locked, unreachable) and may work later.
 
-    Requests that can do without the store are still answered (see the endpoint); others get a 503.
+    Requests that do not need the store are still answered; others get a 503.
     """
 
     def __init__(self, message: str, **details: Any) -> None:
@@ -58,13 +58,12 @@ class ConversationNotFoundError(NotFoundError, code="conversation_not_found"): .
 
 
 class ConversationLockedError(RequestError, code="conversation_locked"):
-    """Another request works on the conversation (OpenAI's status, code and param)."""
+    """Another request is using the conversation. Status, code and param are OpenAI's."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """An item in the API's form. ``token_ids``: the harmony message that the model generated for it, or
-    empty."""
+    """An item in the API's form. ``token_ids``: the harmony message that the model generated, or empty."""
 
     item: Item
     token_ids: tuple[int, ...] = ()
@@ -72,7 +71,7 @@ class StoredItem:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """``body``: the response object, with an empty list for its ``output``."""
+    """A response and its items. ``body``: the response object, with an empty ``output``."""
 
     id: str
     owner: bytes  # hash of the API key, or empty; other keys cannot see it
@@ -83,17 +82,17 @@ class StoredResponse:
     input: tuple[StoredItem, ...]
     output: tuple[StoredItem, ...]
     conversation_id: str | None = None
-    conversation_end: int = 0  # items of the conversation before this position were its history
+    conversation_end: int = 0  # its history: the items of the conversation before this position
 
     def to_object(self) -> dict[str, Any]:
-        """Returns the response object as it was sent."""
+        """Returns the response object that clients get."""
         shown = {key: value for key, value in self.body.items() if key not in (TOOL_STATE, RENDERING)}
         return {**shown, "output": [stored.item for stored in self.output]}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCompletion:
-    """``completion``: the object as it was sent, with ``metadata``; ``messages``: of the request."""
+    """``completion``: the object that clients get, with ``metadata``. ``messages``: those of the request."""
 
     completion: dict[str, Any]
     messages: list[dict[str, Any]]
@@ -105,7 +104,7 @@ class StoredCompletion:
 
 @dataclass(frozen=True, slots=True)
 class CompletionFilter:
-    """``after``: the id of the last completion before the page."""
+    """``after``: the id of the last completion of the previous page."""
 
     after: str | None = None
     limit: int = 20
@@ -132,14 +131,14 @@ class StoreStats:
 class EventChunk:
     """Consecutive events of a background response's turn, encoded by the API."""
 
-    first: int  # number of its first event
+    first: int  # number of the first event
     num_events: int
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """Events from a position on. A response that is not ``live`` gets no more."""
+    """Events from a given number on. A response that is not ``live`` gets no further events."""
 
     live: bool
     repeatable: bool  # the response may be resumed after a crash, with other events
@@ -173,7 +172,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One request's right to append to a conversation. ``end``: number of items when it was taken."""
+    """One request's right to append to a conversation. ``end``: next free position when it was taken."""
 
     conversation_id: str
     owner: bytes
@@ -188,12 +187,12 @@ class ItemPage:
 
 
 class Recover(Protocol):
-    """Ends a response from its events, when its server is dead or another one cancels it."""
+    """Ends a response whose server died or that another server cancels, with the output in its events."""
 
     def __call__(
         self, response: StoredResponse, chunks: Sequence[bytes], status: str
     ) -> tuple[StoredResponse, bytes, int]:
-        """Returns the ended response, and the data and number of the events that end it."""
+        """Returns (ended response, encoded events to append, number of these events)."""
         ...
 
 

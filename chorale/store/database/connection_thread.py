@@ -1,11 +1,11 @@
-"""ConnectionThread: a thread that owns one database connection, with results for asyncio.
+"""ConnectionThread: a thread that owns one database connection and runs operations for asyncio.
 
-Write jobs that wait together share one transaction, and so one fsync. A job is acknowledged after the commit.
-If the shared transaction fails, each job is retried alone, so that only the faulty ones fail. A broken
-connection is reopened for the next job.
+Queued write operations share one transaction, and so one fsync. Results are delivered after the commit. If
+the shared transaction fails, each operation is retried alone, so that only the faulty ones fail. A broken
+connection is reopened for the next operation.
 
-Each job has one deadline for all locks, counted from its arrival and including the time behind other jobs. A
-job whose deadline has passed is still tried once, without waiting.
+Each operation has one deadline for all locks, measured from its arrival: time in the queue counts. After the
+deadline an operation is still tried once, without waiting.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from chorale.store.database.sql import Database
 from chorale.store.protocol import NoSpaceError, StoreError
 
 Result = TypeVar("Result")
-Job = Callable[[Database], Any]
+Operation = Callable[[Database], Any]
 
-MAX_GROUP = 64
-LOCK_SECONDS = 5.0  # deadline of a job
-_BUSY_SECONDS = 0.01
+MAX_GROUP = 64  # operations per transaction
+LOCK_SECONDS = 5.0  # from an operation's arrival to its deadline
+_BUSY_SECONDS = 0.01  # between attempts to get a lock
 _RECONNECT_SECONDS = 1.0  # between attempts to open the database
 
 
 @dataclass(slots=True)
 class _Pending:
-    job: Job
+    operation: Operation
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
-    deadline: float  # of time.monotonic()
+    deadline: float  # time.monotonic()
     result: Any = None
     error: Exception | None = None
 
@@ -49,18 +49,18 @@ class _Stop:
 
 @dataclass(slots=True)
 class Refusal:
-    """The last failure to open a database, which all of its connections share."""
+    """The last failure to open a database, shared by its connections."""
 
     error: StoreError | None = None
-    at: float = 0.0  # of time.monotonic()
+    at: float = 0.0  # time.monotonic()
 
 
 class ConnectionThread:
-    """``connect`` first runs before the thread starts, so that a bad file or address fails at start-up.
+    """``connect`` is first called before the thread starts, so that a bad file or address fails at start-up.
 
-    A full or read-only disk (``NoSpaceError``) is accepted: jobs fail until the database can be opened.
-    ``first``: a job that runs once, before any other, as soon as the database is open. ``idle``: runs while
-    there is no other, every ``idle_seconds``, and at once again while it returns True.
+    A full or read-only disk (``NoSpaceError``) is accepted: operations fail until the database can be opened.
+    ``first``: runs once, before any other operation, as soon as the database is open. ``idle``: runs every
+    ``idle_seconds`` while no operation is queued, and is repeated as long as it returns True.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class ConnectionThread:
         connect: Callable[[], Database],
         *,
         writes: bool,
-        first: Job | None = None,
-        idle: Job | None = None,
+        first: Operation | None = None,
+        idle: Operation | None = None,
         idle_seconds: float = 60.0,
         lock_seconds: float = LOCK_SECONDS,
         refusal: Refusal | None = None,
@@ -84,7 +84,7 @@ class ConnectionThread:
         self._idle_at = time.monotonic() + idle_seconds if idle is not None else math.inf
         self._lock_seconds = lock_seconds
         self._refusal = refusal or Refusal()
-        self.fault: str | None = None  # why the last transaction failed; None while they succeed
+        self.fault: str | None = None  # error of the last transaction; None if it succeeded
         self._queue: queue.SimpleQueue[_Pending | _Stop] = queue.SimpleQueue()
         self._closed = False
         with contextlib.suppress(NoSpaceError):
@@ -94,17 +94,17 @@ class ConnectionThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    async def run(self, job: Callable[[Database], Result]) -> Result:
-        """Runs a job on the thread. Raises ``StoreError`` if the database fails."""
+    async def run(self, operation: Callable[[Database], Result]) -> Result:
+        """Runs an operation on the thread. Raises ``StoreError`` if the database fails."""
         if self._closed:
             raise StoreError("the response store is closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-        self._queue.put(_Pending(job, loop, future, time.monotonic() + self._lock_seconds))
+        self._queue.put(_Pending(operation, loop, future, time.monotonic() + self._lock_seconds))
         return await future
 
     def close(self) -> None:
-        """Finishes the queued jobs, then closes the connection. Blocks. Idempotent."""
+        """Finishes the queued operations, then closes the connection. Blocks. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -124,7 +124,7 @@ class ConnectionThread:
                 began = time.monotonic()
                 is_more = self._run_idle()
                 now = time.monotonic()
-                # Pauses for as long as the job took, so that other processes can write.
+                # Pauses for as long as the idle operation took, so that other processes can write.
                 self._idle_at = now + (now - began if is_more else self._idle_seconds)
             if stop is not None:
                 if self._connection is not None:
@@ -148,7 +148,7 @@ class ConnectionThread:
             return group, None
 
     def _run_idle(self) -> bool:
-        """Runs the idle job. Returns its result. Its errors are dropped; the next write reports them."""
+        """Runs the idle operation and returns its result. Errors are ignored: the next write reports them."""
         if self._idle is None:
             return False
         try:
@@ -163,20 +163,20 @@ class ConnectionThread:
         return False
 
     def _execute(self, group: list[_Pending]) -> None:
-        """Runs the jobs and passes on their results or errors. While a lock is held elsewhere, jobs whose
-        deadline has not passed are retried."""
+        """Runs the operations and sets their results or errors. While another process has a lock, operations
+        are retried until their deadline."""
         while waiting := self._attempt(group):
             group = waiting
-            time.sleep(_BUSY_SECONDS)  # some locks are refused without a wait
+            time.sleep(_BUSY_SECONDS)  # some locks are refused without waiting
 
     def _attempt(self, group: list[_Pending], reconnected: bool = False) -> list[_Pending]:
-        """Runs the jobs in one transaction. Returns those to be retried."""
+        """Runs the operations in one transaction. Returns those to be retried."""
         try:
             connection = self._open()
         except StoreError as error:
             self._failed(group, error)
             return []
-        deadline = min((pending.deadline for pending in group), default=self._soon())
+        deadline = min((pending.deadline for pending in group), default=self._new_deadline())
         try:
             self._transaction(connection, group, max(0.0, deadline - time.monotonic()))
         except connection.errors as error:
@@ -185,7 +185,7 @@ class ConnectionThread:
             if connection.broken and not reconnected and deadline > time.monotonic():
                 return self._attempt(group, reconnected=True)
             failure = StoreError(f"the response store failed: {error}")
-            if connection.broken:  # what waits behind this fails now, too
+            if connection.broken:  # queued operations fail at once
                 self._refusal.error, self._refusal.at = failure, time.monotonic()
             if len(group) < 2:
                 self._failed(group, failure)
@@ -198,18 +198,18 @@ class ConnectionThread:
             self.fault = None
             _resolve(group)
             return []
-        for pending in group:  # one job failed the whole transaction
+        for pending in group:  # one operation failed the whole transaction
             self._execute([pending])
         return []
 
     def _still_in_time(self, group: list[_Pending]) -> list[_Pending]:
-        """Fails the jobs whose deadline has passed while a lock was held. Returns the others."""
+        """Fails the operations whose deadline has passed, and returns the others."""
         now = time.monotonic()
         late = [pending for pending in group if pending.deadline <= now]
         self._failed(late, StoreError("the response store is locked by another process"))
         return [pending for pending in group if pending.deadline > now]
 
-    def _soon(self) -> float:
+    def _new_deadline(self) -> float:
         return time.monotonic() + self._lock_seconds
 
     def _transaction(self, connection: Database, group: list[_Pending], seconds: float) -> None:
@@ -218,7 +218,7 @@ class ConnectionThread:
             if self._first is not None:
                 self._first(connection)
             for pending in group:
-                pending.result = pending.job(connection)
+                pending.result = pending.operation(connection)
             connection.commit()
             self._first = None
         except BaseException:
@@ -227,7 +227,7 @@ class ConnectionThread:
             raise
 
     def _failed(self, group: list[_Pending], error: StoreError) -> None:
-        """Fails the jobs with the database's error and keeps its message in ``fault``."""
+        """Fails the operations with the database's error and keeps its message in ``fault``."""
         self.fault = error.message
         _give_up(group, error)
 
@@ -251,7 +251,7 @@ class ConnectionThread:
 
 def _give_up(group: list[_Pending], error: Exception) -> None:
     for pending in group:
-        # One exception per job: a shared one would collect the tracebacks of all tasks that raise it.
+        # One exception per operation: a shared one would collect the tracebacks of all tasks that raise it.
         pending.error = StoreError(error.message) if isinstance(error, StoreError) else error
     _resolve(group)
 
@@ -265,13 +265,13 @@ def _resolve(group: list[_Pending]) -> None:
         try:
             loop.call_soon_threadsafe(_settle, members)
         except RuntimeError:
-            pass  # the loop is closed: no one waits
+            pass  # the loop is closed: nobody waits for the results
 
 
 def _settle(group: list[_Pending]) -> None:
     for pending in group:
         future = pending.future
-        if future.done():  # the waiter was cancelled; the job is done
+        if future.done():  # the waiter was cancelled; the operation was still run
             continue
         if pending.error is None:
             future.set_result(pending.result)

@@ -1,8 +1,8 @@
-"""PostgreSQL for the response store of several servers: one URL, a separate schema, psycopg 3.
+"""PostgreSQL as a response store that several servers share, through psycopg 3.
 
-The tables of ``schema`` are in the schema ``chorale``. A write transaction holds one advisory lock, so writes
-are serial as in SQLite: the same statements are correct on both, without deadlocks or retries, and the
-waiting writes of a server share one commit.
+The tables of ``schema.py`` are in the database schema ``chorale``. Every write transaction takes the same
+advisory lock, so writes are serialized as in SQLite: the same statements are correct on both, without
+deadlocks or retries. Queued writes of a server share one commit.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from chorale.store.database.connection_thread import LOCK_SECONDS
 from chorale.store.database.schema import TRIGGERS, create
 from chorale.store.protocol import StoreError
 
-_LOCK = 0x63686F72616C65  # the writers' advisory lock: "chorale" in ASCII
+_LOCK = 0x63686F72616C65  # key of the writers' advisory lock: "chorale" in ASCII
 _LOCK_NOT_AVAILABLE = "55P03"
-_LEAST_SECONDS = 1.0  # for which a late job waits for an answer
-_CREATE_SECONDS = 30.0  # in which the tables are created; other servers may be doing it
+_LEAST_SECONDS = 1.0  # minimum wait for an answer, even after the deadline
+_CREATE_SECONDS = 30.0  # limit for creating the tables; another server may be doing it
 _QUOTED = re.compile("[\"'].*[\"']")
 _TYPES = {
     "SERIAL": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
@@ -43,15 +43,15 @@ def _placeholders(sql: str) -> str:
 
 @functools.cache
 def _limited() -> Any:
-    """Returns a class of connections that wait for the database server until ``until``, and then are closed.
+    """Returns a connection class that closes the connection if there is no answer by the time ``until``.
 
-    The limits of PostgreSQL itself (``statement_timeout``) do not act when its processes hang.
+    PostgreSQL's own limits (``statement_timeout``) have no effect while its processes hang.
     """
     import psycopg
     from psycopg.waiting import Ready, Wait
 
     class Limited(psycopg.Connection[Any]):
-        until = 0.0  # of time.monotonic()
+        until = 0.0  # time.monotonic()
 
         def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
             try:
@@ -64,7 +64,7 @@ def _limited() -> Any:
                     if not (found := poll.poll(left * 1000)):
                         self.pgconn.finish()
                         raise psycopg.OperationalError("the database server did not answer in time")
-                    event = found[0][1]  # an error is for the reader
+                    event = found[0][1]  # errors count as readable: the read raises them
                     ready = (event & ~select.POLLOUT and Ready.R) | (event & select.POLLOUT and Ready.W)
                     wanted = gen.send(Ready(ready))
             except StopIteration as stop:
@@ -82,13 +82,13 @@ class PostgresDatabase:
         self._connection = _limited().connect(
             conninfo,
             autocommit=True,
-            connect_timeout=2,  # the least that psycopg allows
-            tcp_user_timeout=10_000,  # ms, for a server that has vanished
+            connect_timeout=2,  # minimum of psycopg
+            tcp_user_timeout=10_000,  # ms; bounds the wait for an unreachable server
             application_name="chorale",
         )
         self.errors: type[Exception] = psycopg.Error
         self._wait_for(LOCK_SECONDS)
-        # A server that vanished during a write must not block the others for long.
+        # A Chorale server that disappears during a write must not block the others for long.
         self._connection.execute("SET idle_in_transaction_session_timeout = '60s'")
         self._connection.execute("SET lock_timeout = '30s'")
         self._connection.execute("SET statement_timeout = '60s'")
@@ -117,8 +117,8 @@ class PostgresDatabase:
     def begin(self, writes: bool, seconds: float) -> None:
         self._wait_for(seconds)
         self._connection.execute("BEGIN" if writes else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        # Applies to every lock of the transaction, also on rows and tables; 0 would mean no limit. Shorter
-        # than the limit of this side, which would close the connection.
+        # The limit covers every lock of the transaction, also on rows and tables; 0 would mean no limit. It
+        # is shorter than ``until``, which would close the connection.
         self._connection.execute(f"SET LOCAL lock_timeout = {max(1, int(seconds * 900))}")
         if writes:
             self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
@@ -130,7 +130,7 @@ class PostgresDatabase:
         self._connection.rollback()
 
     def give_back(self, num_evicted: int) -> bool:
-        """Does nothing: PostgreSQL's autovacuum returns the space."""
+        """Does nothing: PostgreSQL's autovacuum releases the space."""
         return False
 
     def close(self) -> None:
@@ -177,9 +177,9 @@ def _create(database: PostgresDatabase) -> None:
 
 
 def _without_secrets(error: Exception) -> str:
-    """Returns libpq's message in one line.
+    """Returns libpq's message on one line, without quoted text unless it came from a database server.
 
-    That of a database server contains host and user. Others quote parts of the URL, which may be the
+    A database server's message contains host and user. Other messages quote parts of the URL, possibly the
     password.
     """
     message = " ".join(str(error).split())

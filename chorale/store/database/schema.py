@@ -2,16 +2,16 @@
 
 ``responses`` has a row per response, ``items`` a row per input or output item with its token ids, ``events``
 the compressed log of background responses. ``server_id`` is the server process that runs a response, NULL
-once it has ended; ``servers`` holds the heartbeats. ``conversation_items`` holds the items of conversations,
-whose ``lease`` is the token of the request that may append. Triggers keep ``totals`` and ``file_totals``, so
-that checking a bound is free. ``request`` is the data for resuming a response, NULL if it may not be resumed;
-``attempts`` counts the servers that died with it. ``used`` is when a response was written or last continued:
-eviction removes the least recently used first.
+once it has ended; ``servers`` counts heartbeats. ``conversation_items`` has the items of conversations; the
+``lease`` of a conversation is the token of the request that may append. Triggers update ``totals`` and
+``file_totals``, so checking a bound reads one row. ``request`` is the data for resuming a response, NULL if
+it may not be resumed; ``attempts`` counts the servers that died while they ran it. ``used`` is the time when
+a row was written or last continued; rows are evicted in LRU order.
 
 ``files`` has a row per file (see ``files``), ``file_totals`` one per owner of files. ``batches`` has a row
 per batch and ``batch_results`` the answered lines of batches whose ``has_results`` is 1 (see ``batches``).
 
-Increase ``VERSION`` with every change. A store of another format is refused.
+Increase ``VERSION`` with every change of the tables: a store of another version is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VERSION = 7
 _REMEDY = "move it away, or name another with --response-store"
 
 _COUNT = "INT NOT NULL DEFAULT 0"
-# Table to its columns, then constraints. The databases' modules map the types that differ.
+# Columns and constraints of each table. ``sqlite`` and ``postgres`` map the types that differ.
 TABLES: dict[str, dict[str, str]] = {
     "responses": {
         "seq": "SERIAL", "id": "TEXT NOT NULL UNIQUE", "owner": "BYTES NOT NULL", "previous_id": "TEXT",
@@ -82,7 +82,7 @@ TABLES: dict[str, dict[str, str]] = {
 _ADD = "INSERT INTO file_totals VALUES (NEW.owner, 1, NEW.num_bytes) ON CONFLICT (owner) DO UPDATE"
 _IS_KEPT = "CASE WHEN {row}.state = 'gone' THEN 0 ELSE 1 END"
 _TAKE = "UPDATE file_totals SET num_files = num_files - " + _IS_KEPT.format(row="OLD")
-# Event and table to the statements of its trigger. ``{table}``: responses or conversations.
+# Trigger statements by event. ``{table}``: responses or conversations.
 _COUNTED = {
     "INSERT": "UPDATE totals SET num_{table} = num_{table} + 1, num_bytes = num_bytes + NEW.num_bytes;",
     "DELETE": "UPDATE totals SET num_{table} = num_{table} - 1, num_bytes = num_bytes - OLD.num_bytes;",
@@ -123,8 +123,8 @@ _INDEXES = (
 def create(db: Database, types: Mapping[str, str], suffix: str) -> bool:
     """Creates the tables in the caller's transaction, unless they exist. Returns whether they are new.
 
-    The caller adds the triggers afterwards. ``types``: the database's names of column types. ``suffix``: for
-    tables with a primary key of several columns. Raises ``ConfigError`` if they have another format.
+    The caller adds the triggers afterwards. ``types``: the database's names of column types. ``suffix``: ends
+    the statements of tables with a PRIMARY KEY clause. Raises ``ConfigError`` if they have another format.
     """
     if db.has_tables():
         check_format(db.execute("SELECT version FROM schema_version").fetchone()[0])

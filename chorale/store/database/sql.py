@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 
 class Database(Protocol):
-    """One connection, used by one thread. A write transaction excludes all others, of every process."""
+    """One connection, used by one thread. Write transactions of all processes exclude each other."""
 
     @property
     def errors(self) -> type[Exception]:
@@ -49,9 +49,9 @@ class Database(Protocol):
         ...
 
     def give_back(self, num_evicted: int) -> bool:
-        """Returns some unused space to the system, while idle and outside a transaction.
+        """Releases some unused space to the operating system. Called while idle, outside a transaction.
 
-        Returns whether more is left.
+        Returns whether there is more to release.
         """
         ...
 
@@ -60,7 +60,7 @@ class Database(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """A table that is read in pages: rows of one ``scope``, in the order of ``key``."""
+    """A table that is listed in pages: the rows with one value of ``scope``, ordered by ``key``."""
 
     table: str
     scope: str = "owner"
@@ -80,7 +80,7 @@ def read_page(
 ) -> tuple[list[Any], bool] | None:
     """Returns (rows, whether more follow), or None if there is no row with the id ``after``.
 
-    ``also``: a further condition, with its ``values``.
+    ``also``: an additional SQL condition, with its parameters ``values``.
     """
     start = 2**62 if newest_first else -1
     if after is not None:

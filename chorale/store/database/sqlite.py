@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 _TYPES = {"SERIAL": "INTEGER PRIMARY KEY", "INT": "INTEGER", "FLOAT": "REAL", "BYTES": "BLOB"}
 MEMORY = ":memory:"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-# Larger files are not checked at start: 128 MiB take 0.2 s. A damaged page in them is found when it is read,
-# and only the response on it is lost.
+# Larger files are not checked at start: checking 128 MiB takes 0.2 s. Damage in a larger file is found when
+# it is read, and only the responses at that position are lost.
 _CHECK_BYTES = 128 * 2**20
-_VACUUM_PAGES = 256
+_VACUUM_PAGES = 256  # SQLite pages released by one call
 _LEAST_BYTES = 256 * 2**10  # with less free space, errors are attributed to a full disk
 
 
@@ -47,20 +47,20 @@ class SqliteDatabase(sqlite3.Connection):
     def give_back(self, num_evicted: int) -> bool:
         num_free = self.execute("PRAGMA freelist_count").fetchone()[0]
         if num_evicted or num_free > _VACUUM_PAGES:
-            # A page a step. ``execute`` makes a single one, as the statement has no columns.
+            # One SQLite page per step. ``execute`` makes a single step, as the statement has no columns.
             self.executescript(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
         return bool(num_free > 2 * _VACUUM_PAGES)
 
 
 def connect(path: str, *, creating: bool) -> SqliteDatabase:
-    """Raises ``NoSpaceError`` if the disk is full or read-only, ``StoreError`` for any other fault."""
-    # isolation_level=None: transactions are explicit. The thread check is off because the
-    # connection is made by the opener and then handed to its one thread.
+    """Opens a connection. Raises ``NoSpaceError`` if the disk is full or read-only, else ``StoreError``."""
+    # isolation_level=None: transactions are explicit. check_same_thread=False: the connection is opened in
+    # one thread and then used only by another.
     try:
         connection = sqlite3.connect(
             path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False, factory=SqliteDatabase
         )
-        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # before the first table, or it has no effect
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # has no effect after the first table
         if path != MEMORY:
             connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
@@ -101,7 +101,7 @@ def _disk(folder: Path) -> os.statvfs_result:
 
 
 def _fault(path: Path, error: Exception) -> StoreError:
-    """Returns the error, considering the disk: SQLite has several codes for a file that cannot grow."""
+    """Returns the error to raise. Checks the disk too: SQLite's codes for a full disk vary."""
     message = f"cannot open the response store {path}: {error}"
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     no_space = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
@@ -113,7 +113,7 @@ def _fault(path: Path, error: Exception) -> StoreError:
 
 
 def prepare_file(path: Path) -> tuple[int, bool]:
-    """Makes the folder and the file (mode 0600), checks the file, and locks it.
+    """Creates the folder and the file (mode 0600), checks the file, and locks it.
 
     The first process to open a file checks it under an exclusive lock; others wait and skip the check.
     Returns the lock's file descriptor, and whether the lock is exclusive (no other process uses the file).
@@ -143,7 +143,7 @@ def share_file(lock_fd: int) -> None:
 
 
 def _check_or_quarantine(path: Path) -> None:
-    """Moves a damaged file and its log aside, so that a new one can be created."""
+    """Moves a damaged file and its log aside, and creates an empty file."""
     problem = _damage(path)
     if problem is None:
         return
