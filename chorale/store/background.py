@@ -1,11 +1,11 @@
 """BackgroundResponses: background responses in the store, and all changes of their status.
 
-Every change requires ``server_id`` in its WHERE clause. Ending a response sets it to NULL in the same
-transaction, so a response ends once, whether by its owner, a cancellation or the expiry of its server.
+Every change has ``server_id`` in its WHERE clause. Ending a response sets it to NULL in the same
+transaction, so a response ends once: by its owner, a cancellation or the expiry of its server.
 
-A response keeps its request as long as a second attempt cannot contradict the first: no reader has received
-events, and no tool with possible side effects has run. If its server dies or stops meanwhile, it waits for
-another one.
+The row of a response contains its request as long as a second attempt cannot contradict the first: no reader
+has received events, and no tool with possible side effects has run. If the server of a
+response with a request dies or stops, the response waits for another server.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from chorale.store.responses import (
     insert_items,
     insert_response,
     item_row,
-    load,
+    read_response,
     row_size,
     to_json,
 )
 
 MAX_ATTEMPTS = 2  # bounds how often one response can crash a server
-_MOST_WAITING = 16  # per query
-_PAGE_CHUNKS = 64
-_PAGE_BYTES = 2**16  # rendered by a reader at a time
+_MOST_WAITING = 16  # waiting responses per query
+_PAGE_CHUNKS = 64  # most chunks in an ``EventPage``
+_PAGE_BYTES = 2**16  # an ``EventPage`` ends with the chunk that exceeds this size
 
 
 class BackgroundResponses(Rows):
     """Responses that are stored before they end, each owned by one server process.
 
-    The status moves forward: queued, in_progress, one final status. If its server dies, a response is
+    The status only moves forward: queued, in_progress, a final status. If its server dies, a response is
     ``queued`` again, without owner and events, if it may be resumed and has had fewer than ``MAX_ATTEMPTS``
     attempts; otherwise it fails. Methods that return whether they succeeded return False when this server no
     longer owns the response, because it was ended elsewhere or deleted.
@@ -55,7 +55,7 @@ class BackgroundResponses(Rows):
     def begin(
         self, db: Database, response: StoredResponse, server_id: str, request: bytes | None = None
     ) -> None:
-        """Stores a queued response. ``request``: returned by ``claim`` on another server, if resumable."""
+        """Stores a queued response. ``request``: data for resuming it, or None."""
         register(db, server_id)
         seq = insert_response(db, response, self.now, server_id)
         if request is not None:
@@ -107,26 +107,26 @@ class BackgroundResponses(Rows):
 
     @writes
     def claim(self, db: Database, response_id: str, server_id: str) -> Claimed | None:
-        """Takes a waiting response. Returns None if another server did, or if it was deleted."""
+        """Takes a waiting response. Returns None if another server took it, or if it was deleted."""
         if not take(db, "responses", response_id, server_id):
             return None
         *row, request = owned(db, "responses", f"{COLUMNS}, request", response_id, server_id)
-        response = load(db, row)
+        response = read_response(db, row)
         lease: Lease | None = None
         if response.conversation_id is not None:
             found = db.execute(
                 "UPDATE conversations SET server_id = ? WHERE id = ? AND server_id = ? RETURNING lease",
                 (server_id, response.conversation_id, WAITING),
             ).fetchone()
-            token = found[0] if found is not None else ""  # deleted: nothing will be added to it
+            token = found[0] if found is not None else ""  # the conversation was deleted
             lease = Lease(response.conversation_id, response.owner, token, response.conversation_end)
         return Claimed(response, bytes(request), lease)
 
     @writes
     def put_back(self, db: Database, server_id: str, response_id: str | None = None) -> list[str]:
-        """Puts back a claimed response, or at an orderly stop all that can be resumed. Returns their ids.
+        """Lets a resumable response, or all of this server, wait for another server. Returns their ids.
 
-        The attempt does not count.
+        The attempt is not counted.
         """
         return put_back(db, server_id, response_id)
 
@@ -150,7 +150,7 @@ class BackgroundResponses(Rows):
 
     @writes
     def end(self, db: Database, response_id: str, owner: bytes, status: str) -> StoredResponse | None:
-        """Ends it from any server as ``cancelled`` or ``failed``. No effect if it has ended."""
+        """Ends a response of any server as ``cancelled`` or ``failed``. Does nothing if it has ended."""
         if not RESPONSE_ID.fullmatch(response_id):
             return None
         row = _live(db, COLUMNS, response_id, owner)
@@ -176,7 +176,7 @@ class BackgroundResponses(Rows):
 
     @writes
     def fail(self, db: Database, server_id: str, response_ids: set[str]) -> None:
-        """Fails responses that the server owns but does not work on."""
+        """Fails responses that the server owns but does not run."""
         for response_id in response_ids:
             row = owned(db, "responses", COLUMNS, response_id, server_id)
             if row is not None:
@@ -191,7 +191,7 @@ def put_back(
 ) -> list[str]:
     """Lets a server's resumable responses, or one of them, wait for another server. Returns their ids.
 
-    ``died``: the server did, and the attempt counts.
+    ``died``: the server has died, so the attempt is counted.
     """
     rows = db.execute(
         "SELECT seq, id, body, conversation_id FROM responses WHERE server_id = ? AND id = COALESCE(?, id)"
@@ -205,7 +205,7 @@ def put_back(
             " WHERE seq = ?",
             (to_json({**json.loads(body), "status": "queued"}), WAITING, int(died), seq),
         )
-        # A new token invalidates the old server's.
+        # A new token invalidates the old server's lease.
         db.execute(
             "UPDATE conversations SET lease = ?, server_id = ? WHERE id = ? AND server_id = ?",
             (secrets.token_hex(16), WAITING, conversation_id, server_id),
@@ -286,15 +286,15 @@ def _conclude(db: Database, seq: int, response: StoredResponse, events: EventChu
 
 
 def _end_lost(db: Database, row: tuple[Any, ...], status: str, recover: Recover) -> None:
-    """Ends a response whose owner cannot, with the output in its events. ``row``: its ``COLUMNS``."""
-    response, chunks = load(db, row), _read_events(db, row[0], 0, whole=True)
+    """Ends a response in place of its owner, with the output in its events. ``row``: its ``COLUMNS``."""
+    response, chunks = read_response(db, row), _read_events(db, row[0], 0, whole=True)
     ended, data, num_events = recover(response, [chunk.data for chunk in chunks], status)
     first = chunks[-1].first + chunks[-1].num_events if chunks else 0
     _conclude(db, row[0], ended, EventChunk(first, num_events, data))
 
 
 def _read_events(db: Database, seq: int, start: int, *, whole: bool = False) -> list[EventChunk]:
-    """Returns the chunks from event ``start``: one page, or all with ``whole``."""
+    """Returns the chunks from event ``start``: those of one ``EventPage``, or all if ``whole``."""
     rows = db.execute(
         "SELECT first, num_events, data FROM events WHERE response_seq = ? AND first >= ? ORDER BY first"
         + ("" if whole else f" LIMIT {_PAGE_CHUNKS}"),

@@ -1,4 +1,4 @@
-"""The values of batches, and the statements that read and write single rows of them."""
+"""Data types of batches, and the statements that read or write a single batch."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """``body``: what a query never selects by: ``endpoint``, ``completion_window``, ``metadata``, ``model``,
-    ``errors``, ``output_file_id``, ``error_file_id``, ``output_seconds`` and the times of its changes."""
+    """``body``: fields that no query uses: ``endpoint``, ``completion_window``, ``metadata``, ``model``,
+    ``errors``, ``output_file_id``, ``error_file_id``, ``output_seconds`` and the time of each status."""
 
     id: str
     owner: bytes  # hash of the API key, or empty; other keys cannot see it
@@ -59,7 +59,7 @@ class StoredBatch:
     num_lines: int = 0
     num_completed: int = 0
     num_failed: int = 0
-    attempts: int = 0  # servers that died with it since the last record
+    attempts: int = 0  # servers that died while they ran it, since the last record
     tokens: Tokens = Tokens()
 
     @property
@@ -98,32 +98,32 @@ class StoredBatch:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The record of a line. ``data``: JSON without a line end, compressed by zlib."""
+    """The record of a line. ``data``: JSON without a line end, compressed with zlib."""
 
-    line: int  # from 1
-    completed: bool  # the request succeeded
+    line: int  # line number, from 1
+    completed: bool  # whether the request succeeded
     data: bytes
     tokens: Tokens = Tokens()
 
 
 def find_batch(db: Database, batch_id: str, owner: bytes) -> tuple[int, StoredBatch]:
-    """Returns (row, batch). Raises ``BatchNotFoundError``."""
+    """Returns (``seq``, batch). Raises ``BatchNotFoundError``."""
     row = None
     if BATCH_ID.fullmatch(batch_id):
         query = f"SELECT {COLUMNS} FROM batches WHERE id = ? AND owner = ?"
         row = db.execute(query, (batch_id, owner)).fetchone()
     if row is None:
         raise BatchNotFoundError(f"no batch with id {batch_id[:128]!r}", param="batch_id")
-    return int(row[0]), load_batch(row)
+    return int(row[0]), to_batch(row)
 
 
 def owned_batch(db: Database, batch_id: str, server_id: str) -> tuple[int, StoredBatch] | None:
-    """Returns (row, batch), or None if another server works on it."""
+    """Returns (``seq``, batch), or None if the server does not own it."""
     row = owned(db, "batches", COLUMNS, batch_id, server_id)
-    return None if row is None else (int(row[0]), load_batch(row))
+    return None if row is None else (int(row[0]), to_batch(row))
 
 
-def load_batch(row: tuple[Any, ...]) -> StoredBatch:
+def to_batch(row: tuple[Any, ...]) -> StoredBatch:
     _, batch_id, owner, status, created, expires, input_file_id, body = row[:8]
     lines, completed, failed, attempts = row[8:12]
     return StoredBatch(
@@ -133,15 +133,15 @@ def load_batch(row: tuple[Any, ...]) -> StoredBatch:
 
 
 def change_status(db: Database, seq: int, batch: StoredBatch, status: str, now: float, **more: Any) -> None:
-    """Writes a status, its time, and more keys of the body."""
+    """Writes a status, its time, and further keys of the body."""
     body = {**batch.body, f"{status}_at": int(now), **more}
     db.execute("UPDATE batches SET status = ?, body = ? WHERE seq = ?", (status, to_json(body), seq))
 
 
 def release_batches(db: Database, server_id: str, num_attempts: int = 1) -> None:
-    """Puts a server's batches back for another one.
+    """Puts a server's batches back for another server.
 
-    Those of a dead server are counted: a batch that ends every server must not go on forever.
+    ``num_attempts``: 1 for a dead server, so that a batch that crashes every server is not retried forever.
     """
     db.execute(
         "UPDATE batches SET server_id = ?, attempts = attempts + ? WHERE server_id = ?",

@@ -1,10 +1,10 @@
-"""Batches: batches in the store, each worked on by one server process, and the answers to their lines.
+"""Batches: batches in the store, each processed by one server process, and the records of their lines.
 
-A batch waits for a server, which claims it and works on it until it has ended, stops, or dies; then another
-server continues. Every write of the working server requires ``server_id`` in its WHERE clause, so a server
-that was taken for dead cannot add anything any more. The record of a line is a row of ``batch_results``: it
-is durable with the counts of the batch in the same transaction, and exists once. When a batch ends, its
-records become files (``chorale.jobs.runner``), and the rows are deleted.
+A batch waits until a server claims it. If this server stops or dies before the batch has ended, another one
+continues. Every write of the owning server has ``server_id`` in its WHERE clause, so a server that was
+declared dead can no longer write. The record of a line is a row of ``batch_results``, written once, in the
+same transaction as the counts of the batch. When a batch ends, its records are written to files
+(``chorale.jobs.work``), and the rows are deleted.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from chorale.store.batch_rows import (
     StoredBatch,
     change_status,
     find_batch,
-    load_batch,
     owned_batch,
     release_batches,
+    to_batch,
 )
 from chorale.store.database.sql import Database, Paged, read_page
 from chorale.store.files import StoredFile, find_file, finish_upload, sizes
 from chorale.store.jobs import WAITING, owned, take
 from chorale.store.responses import to_json
 
-MAX_ATTEMPTS = 10  # servers that may die one after the other without a line being answered
-_DELETED = 500  # rows deleted by one write at most
+MAX_ATTEMPTS = 10  # servers that may die in succession without recording a line
+_DELETED = 500  # most rows that one write deletes
 _SEQ = "SELECT seq FROM batches WHERE id = ?"
 _DONE = "SELECT seq FROM batches WHERE ended IS NOT NULL AND has_results = 1 LIMIT 1"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchStats:
-    """Live batches by status, files, and their bytes, of all owners."""
+    """Number of live batches by status, of files and of their bytes, over all owners."""
 
     num_by_status: dict[str, int]
     num_files: int
@@ -47,14 +47,14 @@ class BatchStats:
 
 
 class Batches(Rows):
-    """All batches. Methods of the working server return None or False once it works on the batch no more."""
+    """All batches. Methods of the owning server return None or False if it has lost the batch."""
 
     @writes
     def create(self, db: Database, batch: StoredBatch, served_model: str, max_live: int) -> None:
         """Adds a batch that waits for a server of ``served_model``.
 
-        Raises ``FileNotFoundFault`` for its input, or ``QueueFullError`` if the owner has ``max_live`` live
-        batches.
+        Raises ``FileNotFoundFault`` if its input does not exist, or ``QueueFullError`` if the owner has
+        ``max_live`` live batches.
         """
         file = find_file(db, batch.input_file_id, batch.owner, self.now)
         if file.purpose != "batch":
@@ -82,7 +82,7 @@ class Batches(Rows):
 
     @reads
     def get(self, db: Database, batch_id: str, owner: bytes) -> StoredBatch:
-        """Raises ``BatchNotFoundError``."""
+        """Returns a batch. Raises ``BatchNotFoundError``."""
         return find_batch(db, batch_id, owner)[1]
 
     @reads
@@ -91,13 +91,13 @@ class Batches(Rows):
     ) -> tuple[list[StoredBatch], bool] | None:
         """Returns (batches, newest first; whether more follow), or None if ``after`` does not exist."""
         found = read_page(db, Paged("batches"), owner, COLUMNS, after, limit, newest_first=True)
-        return None if found is None else (list(map(load_batch, found[0])), found[1])
+        return None if found is None else (list(map(to_batch, found[0])), found[1])
 
     @writes
     def cancel(self, db: Database, batch_id: str, owner: bytes) -> StoredBatch:
-        """Asks its server to cancel it.
+        """Asks the owning server to cancel a batch.
 
-        Raises ``BatchNotFoundError``, or ``ConflictError`` if it has ended.
+        Raises ``BatchNotFoundError``, or ``ConflictError`` if the batch is finalizing or has ended.
         """
         seq, batch = find_batch(db, batch_id, owner)
         if batch.status == "cancelling":
@@ -107,17 +107,17 @@ class Batches(Rows):
         change_status(db, seq, batch, "cancelling", self.now)
         return find_batch(db, batch_id, owner)[1]
 
-    # ------------------------------------------------------------------ the working server
+    # ------------------------------------------------------------------ the owning server
 
     @reads
     def any_waiting(self, db: Database, served_model: str) -> bool:
-        """Returns whether ``claim`` may find one. Reads only, so that idle servers write nothing."""
+        """Returns whether a batch is waiting. Lets idle servers avoid ``claim``, which is a write."""
         query = "SELECT 1 FROM batches WHERE server_id = ? AND served_model = ? LIMIT 1"
         return db.execute(query, (WAITING, served_model)).fetchone() is not None
 
     @writes
     def claim(self, db: Database, server_id: str, served_model: str) -> str | None:
-        """Takes a waiting batch: that of an owner with the fewest running ones, the oldest of these."""
+        """Takes the oldest waiting batch of the owners with the fewest running batches. Returns its id."""
         row = db.execute(
             "SELECT id FROM batches WHERE server_id = ? AND served_model = ? ORDER BY"
             " (SELECT COUNT(*) FROM batches AS other WHERE other.owner = batches.owner"
@@ -162,7 +162,7 @@ class Batches(Rows):
 
     @writes
     def record(self, db: Database, batch_id: str, server_id: str, results: Sequence[Result]) -> str | None:
-        """Stores records, each once. Returns the status of the batch."""
+        """Stores records of lines that have none yet. Returns the status of the batch."""
         row = owned(db, "batches", "seq, status", batch_id, server_id)
         if row is None:
             return None
@@ -193,7 +193,7 @@ class Batches(Rows):
     def results(
         self, db: Database, batch_id: str, completed: bool | None, after: int, limit: int
     ) -> list[tuple[int, bytes]]:
-        """Returns (line, data) of records after a line, in the order of the lines. None: completed or not."""
+        """Returns (line, data) of records after line ``after``. ``completed`` None: of all records."""
         rows = db.execute(
             f"SELECT line, data FROM batch_results WHERE batch_seq = ({_SEQ})"
             " AND completed = COALESCE(?, completed) AND line > ? ORDER BY line LIMIT ?",
@@ -203,7 +203,7 @@ class Batches(Rows):
 
     @writes
     def finalize(self, db: Database, batch_id: str, server_id: str) -> bool:
-        """The files are about to be written; the batch cannot be cancelled any more."""
+        """Marks that the files are being written: the batch can no longer be cancelled."""
         found = owned_batch(db, batch_id, server_id)
         if found is None:
             return False
@@ -224,7 +224,7 @@ class Batches(Rows):
         num_failed: int = 0,
         faults: Sequence[dict[str, Any]] = (),
     ) -> bool:
-        """Ends the batch with its files, in one transaction. ``num_failed``: lines that were never sent."""
+        """Ends the batch with its files, in one transaction. ``num_failed``: lines without a record."""
         found = owned_batch(db, batch_id, server_id)
         if found is None:
             return False
@@ -244,7 +244,7 @@ class Batches(Rows):
     # ------------------------------------------------------------------ housekeeping
 
     async def sweep(self, ttl: float) -> bool:
-        """Deletes records of ended batches, and batches that ended ``ttl`` seconds ago, some at a time.
+        """Deletes some records of ended batches, or some batches that ended more than ``ttl`` seconds ago.
 
         Returns whether there were any.
         """
@@ -267,7 +267,7 @@ class Batches(Rows):
             db.executemany("DELETE FROM batch_results WHERE batch_seq = ? AND line = ?", rows)
             if len(rows) < _DELETED:
                 db.execute("UPDATE batches SET has_results = 0 WHERE seq = ?", done)
-        else:  # no batch that is deleted has records
+        else:  # a batch is deleted after its records
             old = f"SELECT seq FROM batches WHERE ended < ? LIMIT {_DELETED}"
             rows = db.execute(old, (oldest,)).fetchall()
             db.executemany("DELETE FROM batches WHERE seq = ?", rows)

@@ -1,4 +1,4 @@
-"""Conversations: conversations in the store, and the lease under which one request at a time appends."""
+"""Conversations: conversations in the store, and the lease that lets one request at a time append."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from chorale.store.protocol import (
 from chorale.store.responses import (
     ROW_BYTES,
     item_row,
-    load_conversation,
     no_conversation,
+    read_conversation,
     row_size,
     to_json,
     unpack_item,
@@ -36,7 +36,7 @@ _ITEMS = Paged("conversation_items", scope="conversation_seq", key="position")
 
 
 class Conversations(Rows):
-    """Raises ``ConversationNotFoundError`` for unknown ids, ``ConversationLockedError`` for leased ones."""
+    """Raises ``ConversationNotFoundError`` for unknown ids, ``ConversationLockedError`` during a lease."""
 
     @writes
     def create(
@@ -78,7 +78,7 @@ class Conversations(Rows):
     def history(self, db: Database, conversation_id: str, owner: bytes) -> list[StoredItem]:
         """Returns all items, oldest first. Raises ``ContextLengthError`` beyond any context window."""
         _check(conversation_id)
-        return load_conversation(db, conversation_id, owner, self._access.oldest())
+        return read_conversation(db, conversation_id, owner, self._access.oldest())
 
     @reads
     def page(
@@ -91,7 +91,7 @@ class Conversations(Rows):
         limit: int,
         newest_first: bool,
     ) -> ItemPage:
-        """Raises ``RequestError`` for an ``after`` that is not in the conversation."""
+        """Returns a page of items. Raises ``RequestError`` if ``after`` is not in the conversation."""
         seq, _ = self._find(db, conversation_id, owner)
         found = read_page(db, _ITEMS, seq, "item, token_ids", after, limit, newest_first)
         if found is None:
@@ -107,7 +107,7 @@ class Conversations(Rows):
     def append(
         self, db: Database, conversation_id: str, owner: bytes, items: Sequence[StoredItem]
     ) -> list[StoredItem]:
-        """Returns the items as stored; an id that is in use is replaced."""
+        """Appends items and returns them as stored. An id that the conversation already has is replaced."""
         seq, _ = self._find(db, conversation_id, owner)
         _check_unleased(db, seq)
         added = _add_items(db, seq, items, self.now)
@@ -116,7 +116,7 @@ class Conversations(Rows):
 
     @writes
     def remove(self, db: Database, conversation_id: str, owner: bytes, item_id: str) -> Conversation | None:
-        """Returns the conversation without the item, or None if the item is not in it."""
+        """Removes an item. Returns the conversation, or None if the item is not in it."""
         seq, found = self._find(db, conversation_id, owner)
         _check_unleased(db, seq)
         return found if _remove_item(db, seq, item_id, self.now) else None
@@ -136,11 +136,11 @@ class Conversations(Rows):
 
     @writes
     def release(self, db: Database, lease: Lease, items: Sequence[StoredItem] = ()) -> None:
-        """Ends the lease after appending ``items``. A deleted conversation is not an error."""
+        """Appends ``items`` and ends the lease. Does nothing if the conversation was deleted."""
         _release(db, lease, items, self.now)
 
     def _find(self, db: Database, conversation_id: str, owner: bytes) -> tuple[int, Conversation]:
-        """Returns (row, conversation). Raises ``ConversationNotFoundError``."""
+        """Returns (``seq``, conversation). Raises ``ConversationNotFoundError``."""
         _check(conversation_id)
         row = db.execute(
             "SELECT seq, created, metadata FROM conversations WHERE id = ? AND owner = ? AND used >= ?",
@@ -209,7 +209,7 @@ def _find_item(db: Database, seq: int, item_id: str) -> StoredItem | None:
 
 
 def _remove_item(db: Database, seq: int, item_id: str, now: float) -> bool:
-    """Removes an item; with a call, its outputs, which would make every later request a 400."""
+    """Removes an item. A call is removed with its outputs: without it, they would fail later requests."""
     stored = _find_item(db, seq, item_id)
     if stored is None:
         return False
@@ -240,10 +240,10 @@ def _is_output(stored: StoredItem) -> bool:
 
 
 def _release(db: Database, lease: Lease, items: Sequence[StoredItem], now: float) -> None:
-    """Appends the items and ends the lease. A conversation deleted meanwhile is not an error.
+    """Appends the items and ends the lease. Does nothing if the conversation was deleted.
 
     Raises ``StoreError`` if there are items and the lease has expired: another request may have continued
-    from the same position.
+    the conversation.
     """
     row = db.execute("SELECT seq, lease FROM conversations WHERE id = ?", (lease.conversation_id,)).fetchone()
     if row is None:
@@ -251,7 +251,7 @@ def _release(db: Database, lease: Lease, items: Sequence[StoredItem], now: float
     seq, token = row
     if token != lease.token:
         if items:
-            raise StoreError("this server was taken for dead, and its lease on the conversation is lost")
+            raise StoreError("this server was declared dead and has lost its lease on the conversation")
         return
     if items:
         _add_items(db, seq, items, now)

@@ -1,8 +1,8 @@
-"""Files: the rows of files, whose contents are kept elsewhere (``chorale.jobs.contents``).
+"""Files: the rows of files, whose contents are stored elsewhere (``chorale.jobs.contents``).
 
-A row is older than its content, and outlives it: ``uploading`` while a server process writes the content,
-``ready``, then ``gone`` until the content is deleted. So no content is ever without a row. The row of an
-unfinished upload counts with the size that it may reach. If its server dies, it is ``gone``.
+A row is added before its content and deleted after it, so every content has a row. The state is ``uploading``
+while a server process writes the content, then ``ready``, then ``gone`` until the content is deleted. Quotas
+count an unfinished upload with its maximum size. If its server dies, its state becomes ``gone``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 _COLUMNS = "id, owner, created, expires, purpose, filename, num_bytes"
 _READY = "state = 'ready' AND (expires IS NULL OR expires > ?)"
 _EXPIRED = (
-    "state = 'ready' AND expires <= ?"  # by the index on these
+    "state = 'ready' AND expires <= ?"  # uses the index on these columns
     " AND NOT EXISTS (SELECT 1 FROM batches WHERE input_file_id = files.id AND ended IS NULL)"
 )
-_SWEPT = 64  # files per call of ``sweep``
+_SWEPT = 64  # most files per call of ``sweep``
 
 
 def new_file_id() -> str:
@@ -66,8 +66,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """``max_file_bytes`` of one file, ``max_files`` and ``max_bytes`` of one owner, ``max_total_bytes`` of
-    all."""
+    """``max_file_bytes`` per file, ``max_files`` and ``max_bytes`` per owner, ``max_total_bytes`` in all."""
 
     max_file_bytes: int
     max_files: int
@@ -77,7 +76,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class FileFilter:
-    """``after``: the id of the last file before the page."""
+    """``after``: the id of the last file of the previous page."""
 
     after: str | None = None
     limit: int = 10_000
@@ -90,14 +89,14 @@ class Files(Rows):
 
     def __init__(self, access: Access) -> None:
         super().__init__(access)
-        self._failed: set[str] = set()  # uploads whose rows could not be changed yet
+        self._failed: set[str] = set()  # failed uploads whose rows are still to be changed
 
     @writes
     def begin(self, db: Database, file: StoredFile, server_id: str, quota: Quota | None = None) -> int:
-        """Adds the row of an upload of at most ``file.num_bytes``; 0: of unknown size.
+        """Adds the row of an upload of at most ``file.num_bytes``, or of unknown size if that is 0.
 
-        Returns how many bytes it may have, which count until ``finish``. Raises ``QueueFullError`` or
-        ``PayloadTooLargeError`` if the quota does not allow it.
+        Returns its maximum size in bytes, which the quota counts until ``finish``. Raises ``QueueFullError``
+        or ``PayloadTooLargeError`` if the quota does not allow it.
         """
         room = file.num_bytes if quota is None else _room(db, file, quota)
         register(db, server_id)
@@ -109,12 +108,12 @@ class Files(Rows):
 
     @writes
     def finish(self, db: Database, file: StoredFile, server_id: str) -> bool:
-        """Makes an uploaded file ready. Returns False if its row is gone."""
+        """Makes an uploaded file ready. Returns False if the server no longer owns the upload."""
         return finish_upload(db, file, server_id)
 
     @reads
     def get(self, db: Database, file_id: str, owner: bytes) -> StoredFile:
-        """Raises ``FileNotFoundFault``."""
+        """Returns a file. Raises ``FileNotFoundFault``."""
         return find_file(db, file_id, owner, self.now)
 
     @reads
@@ -126,11 +125,11 @@ class Files(Rows):
             also, values = f"{also} AND purpose = ?", (*values, wanted.purpose)
         page, newest_first = Paged("files"), wanted.newest_first
         found = read_page(db, page, owner, _COLUMNS, wanted.after, wanted.limit, newest_first, also, values)
-        return None if found is None else (list(map(_load, found[0])), found[1])
+        return None if found is None else (list(map(_to_file, found[0])), found[1])
 
     @writes
     def delete(self, db: Database, file_id: str, owner: bytes) -> None:
-        """Raises ``FileNotFoundFault``, or ``FileInUseError`` if a batch still reads it."""
+        """Deletes a file. Raises ``FileNotFoundFault``, or ``FileInUseError`` if a batch still reads it."""
         find_file(db, file_id, owner, self.now)
         user = db.execute("SELECT id FROM batches WHERE input_file_id = ? AND ended IS NULL", (file_id,))
         if (row := user.fetchone()) is not None:
@@ -139,9 +138,9 @@ class Files(Rows):
         db.execute("UPDATE files SET state = 'gone', num_bytes = 0 WHERE id = ?", (file_id,))
 
     async def drop(self, file_id: str) -> bool:
-        """Ends an upload that failed, or lets ``sweep`` do so if the store fails now, too.
+        """Ends a failed upload. If the store fails too, a later ``sweep`` ends the upload.
 
-        Returns True if its content may be deleted at once.
+        Returns True if its content may be deleted now.
         """
         self._failed.add(file_id)
         with contextlib.suppress(StoreError):
@@ -149,7 +148,7 @@ class Files(Rows):
         return False
 
     async def sweep(self) -> list[str]:
-        """Removes expired files. Returns ids of files whose content is to be deleted."""
+        """Marks expired files as gone. Returns the ids of files whose content must be deleted."""
         if self._failed:
             await self._drop(list(self._failed))
         return await self._expire() if await self._is_due() else []
@@ -193,14 +192,14 @@ class Files(Rows):
 
 
 def find_file(db: Database, file_id: str, owner: bytes, now: float) -> StoredFile:
-    """Raises ``FileNotFoundFault``."""
+    """Returns a ready file. Raises ``FileNotFoundFault``."""
     row = None
     if FILE_ID.fullmatch(file_id):
         query = f"SELECT {_COLUMNS} FROM files WHERE id = ? AND owner = ? AND {_READY}"
         row = db.execute(query, (file_id, owner, now)).fetchone()
     if row is None:
         raise FileNotFoundFault(f"no file with id {file_id[:128]!r}", param="file_id")
-    return _load(row)
+    return _to_file(row)
 
 
 def finish_upload(db: Database, file: StoredFile, server_id: str) -> bool:
@@ -220,7 +219,7 @@ def end_uploads(db: Database, server_id: str) -> None:
 
 
 def sizes(db: Database) -> tuple[int, int]:
-    """Returns the number of files and their bytes, unfinished uploads included."""
+    """Returns (number of files, their bytes), including unfinished uploads."""
     return _counted(db, "SELECT COALESCE(SUM(num_files), 0), COALESCE(SUM(num_bytes), 0) FROM file_totals")
 
 
@@ -230,7 +229,7 @@ def _counted(db: Database, query: str, *values: bytes) -> tuple[int, int]:
 
 
 def _room(db: Database, file: StoredFile, quota: Quota) -> int:
-    """Returns how many bytes the file may have. Raises an error if it may not be added."""
+    """Returns the maximum size of the file in bytes. Raises an error if the quota does not allow it."""
     num, size = _counted(db, "SELECT num_files, num_bytes FROM file_totals WHERE owner = ?", file.owner)
     if num >= quota.max_files:
         raise QueueFullError(
@@ -253,6 +252,6 @@ def _room(db: Database, file: StoredFile, quota: Quota) -> int:
     return file.num_bytes or min(quota.max_file_bytes, left, free)
 
 
-def _load(row: tuple[Any, ...]) -> StoredFile:
+def _to_file(row: tuple[Any, ...]) -> StoredFile:
     file_id, owner, created, expires, purpose, filename, num_bytes = row
     return StoredFile(file_id, bytes(owner), created, expires, purpose, filename, int(num_bytes))

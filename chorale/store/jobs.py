@@ -1,8 +1,8 @@
-"""Jobs: what server processes own in the store, their heartbeats, and the end of those that died.
+"""Jobs: ownership of rows by server processes, the servers' heartbeats, and the expiry of dead servers.
 
-A row with a ``server_id`` is worked on by that server, or waits for one (``WAITING``): responses, the leases
-of conversations, uploads of files, batches. A server is registered before it owns anything, and every write
-of its work requires its id, so a server that was declared dead cannot add anything any more.
+A row with a ``server_id`` belongs to that server, or waits for one (``WAITING``). These rows are responses,
+leased conversations, uploads and batches. A server is registered before it owns anything, and each of its
+writes requires its id, so a server that was declared dead can no longer write.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from chorale.store.access import Access, Rows, reads, writes
 from chorale.store.database.sql import Database
 
-WAITING = "waiting"  # the ``server_id`` of what waits for a server
-_TABLES = ("responses", "conversations", "files", "batches")  # with a column ``server_id``
+WAITING = "waiting"  # ``server_id`` of rows that wait for a server
+_TABLES = ("responses", "conversations", "files", "batches")  # tables with a column ``server_id``
 
 
 class Jobs(Rows):
-    """The server processes of a store. ``end``: ends what a server owns, and returns the ids of the responses
-    that failed."""
+    """The server processes of a store. ``end``: ends all work of a server, and returns the ids of the
+    responses that failed."""
 
     def __init__(self, access: Access, end: Callable[[Database, str], list[str]]) -> None:
         super().__init__(access)
@@ -29,7 +29,7 @@ class Jobs(Rows):
     def beat(self, db: Database, server_id: str) -> set[str]:
         """Counts a heartbeat. Returns the ids of the server's live responses.
 
-        Removes a server that owns nothing, so that idle servers write nothing.
+        Unregisters a server that owns nothing, so that idle servers write nothing.
         """
         query = "SELECT id FROM responses WHERE server_id = ?"
         live = {row[0] for row in db.execute(query, (server_id,)).fetchall()}
@@ -46,10 +46,10 @@ class Jobs(Rows):
 
     @writes
     def expire(self, db: Database, server_id: str, beat: int | None) -> list[str]:
-        """Puts back or ends all that a dead server owns, unless its count of heartbeats is not ``beat``.
+        """Puts back or ends all that a dead server owns, if its number of heartbeats is still ``beat``.
 
-        Returns the ids of the responses that failed. A process that stops in order expires itself (``beat``
-        None).
+        Returns the ids of the responses that failed. A process that stops normally expires itself, with
+        ``beat`` None.
         """
         row = db.execute("SELECT beat FROM servers WHERE id = ?", (server_id,)).fetchone()
         return [] if row is None or beat not in (None, row[0]) else self._end(db, server_id)
@@ -64,7 +64,7 @@ def register(db: Database, server_id: str) -> None:
 
 
 def take(db: Database, table: str, row_id: str, server_id: str) -> bool:
-    """Makes a waiting row the server's. Returns False if it does not wait."""
+    """Assigns a waiting row to the server. Returns False if the row is not waiting."""
     register(db, server_id)
     changed = db.execute(
         f"UPDATE {table} SET server_id = ? WHERE id = ? AND server_id = ?", (server_id, row_id, WAITING)
@@ -73,7 +73,7 @@ def take(db: Database, table: str, row_id: str, server_id: str) -> bool:
 
 
 def owned(db: Database, table: str, columns: str, row_id: str, server_id: str) -> Any:
-    """Returns the columns of a row, or None if it is not the server's."""
+    """Returns the columns of a row, or None if the server does not own it."""
     query = f"SELECT {columns} FROM {table} WHERE id = ? AND server_id = ?"
     return db.execute(query, (row_id, server_id)).fetchone()
 

@@ -20,8 +20,8 @@ from chorale.store.protocol import (
     StoredResponse,
 )
 
-MAX_CHAIN = 10_000  # responses of one chain
-MAX_CHAIN_BYTES = 64 * 2**20  # size of a chain: a hundred times the context window
+MAX_CHAIN = 10_000  # most responses in a chain
+MAX_CHAIN_BYTES = 64 * 2**20  # maximum size of a chain, a hundred times the context window
 TOUCH_SECONDS = 60.0  # a chain is marked as used at most once in this time
 ROW_BYTES = 512  # approximate overhead of a row and its index entries
 COLUMNS = "seq, id, owner, previous_id, created, status, body, conversation_id, conversation_end"
@@ -54,7 +54,7 @@ def unpack_item(item: bytes, token_ids: bytes) -> StoredItem:
 
 
 def insert_items(db: Database, seq: int, rows: list[ItemRow], *, start: int, is_output: bool) -> None:
-    """Writes items from position ``start``."""
+    """Writes items, the first at position ``start``."""
     db.executemany(
         "INSERT INTO items (response_seq, position, is_output, id, item, token_ids)"
         " VALUES (?, ?, ?, ?, ?, ?)",
@@ -62,7 +62,7 @@ def insert_items(db: Database, seq: int, rows: list[ItemRow], *, start: int, is_
     )
 
 
-def load_items(db: Database, seq: int) -> list[tuple[int, StoredItem]]:
+def read_items(db: Database, seq: int) -> list[tuple[int, StoredItem]]:
     """Returns (whether it is output, item), input first."""
     rows = db.execute(
         "SELECT is_output, item, token_ids FROM items WHERE response_seq = ? ORDER BY position", (seq,)
@@ -89,7 +89,7 @@ def find_item(db: Database, item_id: str, owner: bytes, oldest: float) -> Stored
 
 
 def insert_response(db: Database, response: StoredResponse, now: float, server_id: str | None = None) -> int:
-    """Writes the response and its items. Returns its ``seq``. Marks its predecessor as used."""
+    """Writes the response and its items, and marks its predecessors as used. Returns its ``seq``."""
     body = to_json(response.body)
     inputs, outputs = list(map(item_row, response.input)), list(map(item_row, response.output))
     size = len(body) + ROW_BYTES + sum(map(row_size, inputs)) + sum(map(row_size, outputs))
@@ -118,7 +118,7 @@ def find_response(db: Database, response_id: str, owner: bytes, oldest: float) -
         f"SELECT {COLUMNS} FROM responses WHERE id = ? AND owner = ? AND used >= ?",
         (response_id, owner, oldest),
     ).fetchone()
-    return load(db, row) if row is not None else None
+    return read_response(db, row) if row is not None else None
 
 
 def find_tool_state(db: Database, item_id: str, owner: bytes, oldest: float) -> dict[str, Any] | None:
@@ -132,9 +132,9 @@ def find_tool_state(db: Database, item_id: str, owner: bytes, oldest: float) -> 
     return state
 
 
-def load(db: Database, row: Sequence[Any]) -> StoredResponse:
+def read_response(db: Database, row: Sequence[Any]) -> StoredResponse:
     seq, response_id, owner, previous_id, created, status, body, conversation_id, conversation_end = row
-    items = load_items(db, seq)
+    items = read_items(db, seq)
     return StoredResponse(
         id=response_id,
         owner=bytes(owner),
@@ -156,7 +156,7 @@ def delete_response(db: Database, response_id: str, owner: bytes, oldest: float)
     return bool(cursor.rowcount > 0)
 
 
-# The links of a chain, oldest first, with their items. It ends behind a link that makes it too long.
+# The responses of a chain, oldest first, with their items, up to one that makes it too long.
 _CHAIN = (
     "WITH RECURSIVE chain (seq, previous_id, status, conversation_id, conversation_end, depth, size) AS ("
     " SELECT seq, previous_id, status, conversation_id, conversation_end, 1, num_bytes"
@@ -169,10 +169,10 @@ _CHAIN = (
 )
 
 
-def load_chain(
+def read_chain(
     db: Database, response_id: str, owner: bytes, oldest: float, max_bytes: int
 ) -> list[StoredItem]:
-    """Implements ``ResponseStore.chain``. A chain that began in a conversation starts with its items then."""
+    """Implements ``ResponseStore.chain``, including the conversation that the oldest response continued."""
     values = (response_id, owner, oldest, owner, oldest, *(MAX_CHAIN, max_bytes) * 2)
     rows = db.execute(_CHAIN, values).fetchall()
     if not rows:
@@ -187,13 +187,13 @@ def load_chain(
     own = [unpack_item(row[5], row[6]) for row in rows if row[5] is not None]  # a response may have no items
     if conversation_id is None:
         return own
-    return load_conversation(db, conversation_id, owner, oldest, end=end) + own
+    return read_conversation(db, conversation_id, owner, oldest, end=end) + own
 
 
-def load_conversation(
+def read_conversation(
     db: Database, conversation_id: str, owner: bytes, oldest: float, end: int | None = None
 ) -> list[StoredItem]:
-    """Returns the items before position ``end``. Raises if the conversation is gone or exceeds any window."""
+    """Returns the items before position ``end``. Raises if the conversation is missing or too large."""
     row = db.execute(
         "SELECT seq, num_bytes, next_position FROM conversations WHERE id = ? AND owner = ? AND used >= ?",
         (conversation_id, owner, oldest),

@@ -1,8 +1,8 @@
-"""The response store: SQLite (WAL, synchronous=FULL) in a file or in memory, or PostgreSQL by its URL.
+"""The response store: SQLite (WAL, synchronous=FULL) in a file or in memory, or PostgreSQL at a URL.
 
 One thread writes, another reads; the event loop only waits. The store is limited by count, bytes and age:
-each write evicts a few rows beyond a limit, least recently used first, and an idle server evicts once a
-minute. Several server processes may share one file, and several machines one PostgreSQL database.
+each write evicts a few rows beyond a limit, in LRU order, and an idle server evicts once a minute. Several
+server processes may share one file, and several machines one PostgreSQL database.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from chorale.store.responses import (
     find_response,
     find_tool_state,
     insert_response,
-    load_chain,
     not_found,
+    read_chain,
     totals,
 )
 
@@ -83,13 +83,13 @@ def open_store(config: ServerConfig, recover: Recover = without_output) -> Respo
     bounds = Bounds(
         config.response_store_max_items, config.response_store_max_bytes, config.response_store_ttl
     )
-    place = config.response_store
-    if place is not None and is_postgres(place):
+    location = config.response_store
+    if location is not None and is_postgres(location):
         from chorale.store.database.postgres import connect as connect_postgres
 
-        return ResponseStore(Access(partial(connect_postgres, place), bounds), recover)
-    if place is not None:
-        return _warned(SqliteStore(place, bounds, recover))
+        return ResponseStore(Access(partial(connect_postgres, location), bounds), recover)
+    if location is not None:
+        return _warned(SqliteStore(location, bounds, recover))
     try:
         if is_read_only(default_path().parent):
             raise StoreError(f"{default_path().parent} is on a read-only disk")
@@ -105,9 +105,9 @@ def _warned(store: SqliteStore) -> SqliteStore:
     return store
 
 
-def is_postgres(place: str) -> bool:
+def is_postgres(location: str) -> bool:
     """Returns whether ``--response-store`` names a PostgreSQL database rather than a file."""
-    return place.startswith(_POSTGRES)
+    return location.startswith(_POSTGRES)
 
 
 class ResponseStore(Rows):
@@ -127,7 +127,7 @@ class ResponseStore(Rows):
 
     @property
     def path(self) -> str | None:
-        """Returns the SQLite file, ``":memory:"``, or None for another database."""
+        """Returns the path of the SQLite file, ``":memory:"``, or None for PostgreSQL."""
         return None
 
     @property
@@ -162,11 +162,11 @@ class ResponseStore(Rows):
         """
         if not RESPONSE_ID.fullmatch(response_id):
             raise not_found(response_id)
-        return load_chain(db, response_id, owner, self._access.oldest(), MAX_CHAIN_BYTES)
+        return read_chain(db, response_id, owner, self._access.oldest(), MAX_CHAIN_BYTES)
 
     @reads
     def items(self, db: Database, item_ids: list[str], owner: bytes) -> dict[str, StoredItem]:
-        """Returns those of the items that are stored, by id."""
+        """Returns the items that are stored, by id."""
         oldest = self._access.oldest()
         wanted = filter(ITEM_ID.fullmatch, dict.fromkeys(item_ids))
         found = {item_id: find_item(db, item_id, owner, oldest) for item_id in wanted}
@@ -174,14 +174,14 @@ class ResponseStore(Rows):
 
     @reads
     def tool_state(self, db: Database, item_id: str, owner: bytes) -> dict[str, Any] | None:
-        """Returns the tools' final state of the response that has this item."""
+        """Returns the tools' final state of the newest response that has the item in its output."""
         if not ITEM_ID.fullmatch(item_id):
             return None
         return find_tool_state(db, item_id, owner, self._access.oldest())
 
     @writes
     def delete(self, db: Database, response_id: str, owner: bytes) -> bool:
-        """Deletes it. Returns whether it existed."""
+        """Deletes a response. Returns whether it existed."""
         if not RESPONSE_ID.fullmatch(response_id):
             return False
         deleted = delete_response(db, response_id, owner, self._access.oldest())
@@ -194,7 +194,7 @@ class ResponseStore(Rows):
         return StoreStats(*totals(db), count_live(db))
 
     async def close(self) -> None:
-        """Finishes accepted jobs and closes. Idempotent."""
+        """Finishes queued operations and closes the store. Idempotent."""
         await asyncio.to_thread(self._access.close)
 
 
@@ -215,8 +215,8 @@ def _end(recover: Recover, db: Database, server_id: str) -> list[str]:
 class SqliteStore(ResponseStore):
     """``path`` is a file or ``":memory:"``.
 
-    A full or read-only disk is not an error: nothing is stored until it has space (``fault`` has the reason).
-    ``recover`` ends responses of dead servers; the default drops their output.
+    A full or read-only disk is not an error: nothing is stored until a write succeeds; see ``fault``.
+    ``recover`` ends the responses of dead servers; the default discards their output.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class _File:
         self.path = path
         self._recover = recover
         self._lock_fd = -1
-        self._dead: list[str] = []  # servers registered before this one
+        self._dead: list[str] = []  # servers that used the file before this process
 
     def connect(self, first: bool) -> Database:
         if self.path == MEMORY or self._lock_fd >= 0:
