@@ -1,6 +1,6 @@
-"""Background: the background responses of this process.
+"""Background: runs the background responses of this process.
 
-Responses that were put back wait for any server with room (``chorale.jobs.leases``).
+Responses that were put back wait for any server with free capacity (``chorale.jobs.leases``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STOPPED = "the server stopped before the response was done"
 
 
 class Job(Protocol):
-    """``chorale.api.responses.background.job.Job``: a background response."""
+    """A background response; see ``chorale.api.responses.background.job.Job``."""
 
     @property
     def response_id(self) -> str: ...
@@ -48,7 +48,7 @@ class Job(Protocol):
 
 
 class Resumer(Protocol):
-    """``chorale.api.responses.background.resume.Resumer``: resumes responses of other servers."""
+    """Resumes responses of other servers; see ``chorale.api.responses.background.resume.Resumer``."""
 
     @property
     def room(self) -> int: ...
@@ -59,7 +59,7 @@ class Resumer(Protocol):
 
 
 class Background(Works[Job]):
-    """One per server process. ``watch`` runs as a task all the time; ``close`` ends it."""
+    """One per server process. ``watch`` is a task for the life of the process; ``close`` ends its work."""
 
     kind = "background responses"
 
@@ -67,7 +67,7 @@ class Background(Works[Job]):
         super().__init__(beat_seconds=beat_seconds)
         self.leases = Leases(patience)
         self._shares = Shares()
-        self._starting: set[str] = set()  # begun in the store, or about to be
+        self._starting: set[str] = set()  # responses that are being begun
         self._resuming: set[asyncio.Task[None]] = set()
 
     @property
@@ -120,10 +120,10 @@ class Background(Works[Job]):
             if job is not None and not job.is_ending:
                 job.stop()
         if strays := live - mine - set(self._works) - self._starting:
-            await store.background.fail(self.leases.server_id, strays)  # refused earlier
+            await store.background.fail(self.leases.server_id, strays)  # left over from refused requests
 
     async def _resume_waiting(self, resumer: Resumer) -> None:
-        """Begins waiting responses as far as there is room, in tasks, so that heartbeats continue."""
+        """Begins waiting responses while there is room, in tasks, so that heartbeats continue."""
         for response_id in await resumer.find():
             if self.num_running >= resumer.room:
                 return
@@ -154,7 +154,7 @@ class Background(Works[Job]):
         try:
             left = await store.background.put_back(self.leases.server_id)
         except ChoraleError as error:
-            logger.warning("background responses could not be left to other servers: %s", error)
+            logger.warning("background responses could not be put back: %s", error)
             return
         for response_id in left:
             if (job := self._works.get(response_id)) is not None:

@@ -1,8 +1,8 @@
-"""The contents of files: in a folder, or in an S3 bucket.
+"""Storage of file contents, in a folder or an S3 bucket.
 
-A content is named by the id of its file, never by the client's name of it. It is written once and never
-changed; until it is complete, nobody reads it (``chorale.store.files``). A disk keeps a reserve, so that the
-response store, which may be on the same one, can still be written when files have used the rest.
+A content is named after the id of its file, never after the client's filename. It is written once, never
+changed, and not read before it is complete (``chorale.store.files``). Files leave a reserve of their disk
+free, so that the response store can still be written if it is on the same disk.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-PIECE = 2**20  # bytes that are read or written at a time
-RESERVE = 64 * 2**20  # bytes of a disk that files leave free; of a small disk an eighth
-_PART = 8 * 2**20  # of a multipart upload; S3 allows 10,000
+PIECE = 2**20  # bytes per read or write
+RESERVE = 64 * 2**20  # bytes of a disk that files leave free; an eighth if the disk is small
+_PART = 8 * 2**20  # bytes per part of a multipart upload; S3 allows 10,000 parts
 _S3 = "s3://"
 _PARTIAL = ".partial"
-# One of these says where credentials are. Without any, the library would ask 169.254.169.254 for some.
+# Environment variables for credentials. Without any, obstore would request them from 169.254.169.254.
 _CREDENTIALS = (
     "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_METADATA_ENDPOINT",
@@ -46,19 +46,19 @@ class ContentsError(ChoraleError, status=503, type="service_unavailable", code="
 
 
 class MissingContentError(ContentsError, code="content_missing"):
-    """The content of a file is not in the folder or bucket, or no longer."""
+    """The content of a file is missing from the folder or bucket."""
 
 
 class Contents(Protocol):
-    """Methods raise ``ContentsError``."""
+    """A storage of contents. Methods raise ``ContentsError``."""
 
     async def write(self, name: str, pieces: AsyncIterator[bytes]) -> int:
-        """Writes a content durably. Returns its size. If that fails or ``pieces`` raises, nothing is kept."""
+        """Writes a content durably and returns its size. Keeps nothing if that fails or ``pieces`` raises."""
         ...
 
     def read(self, name: str) -> AsyncGenerator[bytes]:
-        """Yields the content in pieces of about ``PIECE`` bytes. Nothing is read ahead of the consumer but
-        what the network holds."""
+        """Yields the content in pieces of about ``PIECE`` bytes. Does not read ahead of the consumer, apart
+        from network buffers."""
         ...
 
     async def delete(self, name: str) -> None:
@@ -66,16 +66,16 @@ class Contents(Protocol):
         ...
 
 
-def open_contents(place: str) -> Contents:
+def open_contents(location: str) -> Contents:
     """Opens a folder or ``s3://bucket/prefix``, and tries to write there. Blocks.
 
     Raises ``ConfigError`` if that fails.
     """
-    if place.startswith(_S3):
-        return ObjectContents(_bucket(place))
-    if "://" in place:
-        raise ConfigError(f"--batch-storage {place}: give a folder, or s3://BUCKET/PREFIX")
-    return FolderContents(Path(place))
+    if location.startswith(_S3):
+        return ObjectContents(_bucket(location))
+    if "://" in location:
+        raise ConfigError(f"--batch-storage {location}: give a folder, or s3://BUCKET/PREFIX")
+    return FolderContents(Path(location))
 
 
 def _checked(name: str) -> str:
@@ -87,8 +87,8 @@ def _checked(name: str) -> str:
 class FolderContents:
     """A folder with one file for each content (mode 0600).
 
-    A content has another name until it is complete, and its writer holds a lock on it. What a dead process
-    has left is therefore removed when the folder is opened, whether or not the store can be written.
+    Until a content is complete, it has a temporary name, and its writer locks it. Opening the folder removes
+    unlocked temporary files, which dead processes have left, whether or not the store can be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -100,7 +100,7 @@ class FolderContents:
             os.close(os.open(probe, os.O_WRONLY | os.O_CREAT, 0o600))
             probe.unlink()
         except OSError as error:
-            if error.errno not in NO_SPACE:  # then uploads are refused until there is space
+            if error.errno not in NO_SPACE:  # without space, only uploads fail
                 raise ConfigError(f"--batch-storage {folder}: {error.strerror or error}") from None
 
     async def write(self, name: str, pieces: AsyncIterator[bytes]) -> int:
@@ -147,7 +147,7 @@ class FolderContents:
 
 
 class ObjectContents:
-    """A bucket, by the library obstore."""
+    """A bucket, accessed through obstore."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -170,7 +170,7 @@ class ObjectContents:
                 raise
 
         try:
-            # In parts also if it is small: nothing appears in the bucket before the end.
+            # Multipart even for small contents: nothing appears in the bucket before the end.
             await obstore.put_async(
                 self._store,
                 path,
@@ -218,7 +218,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n", 1)[0][:300]
 
 
-def _bucket(place: str) -> ObjectStore:
+def _bucket(location: str) -> ObjectStore:
     """Opens a bucket with the credentials and the region of the environment (AWS_...).
 
     Raises ``ConfigError``.
@@ -229,44 +229,44 @@ def _bucket(place: str) -> ObjectStore:
     except ImportError:
         raise ConfigError(f"--batch-storage s3://... needs obstore: {install_hint('s3')}") from None
     if not any(map(os.environ.get, _CREDENTIALS)):
-        raise ConfigError(f"--batch-storage {place}: no credentials: set one of {', '.join(_CREDENTIALS)}")
+        raise ConfigError(f"--batch-storage {location}: no credentials: set one of {', '.join(_CREDENTIALS)}")
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     try:
         store = S3Store.from_url(
-            place,
+            location,
             client_options={"allow_http": endpoint.startswith("http://")},
             retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=15)},
         )
         obstore.put(store, ".probe", b"")
         obstore.delete(store, ".probe")
     except (obstore.exceptions.BaseError, OSError, ValueError) as error:
-        raise ConfigError(f"--batch-storage {place}: {_first_line(error)}") from None
+        raise ConfigError(f"--batch-storage {location}: {_first_line(error)}") from None
     return store
 
 
 async def read_file(path: Path) -> AsyncGenerator[bytes]:
-    """Yields a file in pieces of ``PIECE`` bytes. Raises ``OSError``."""
+    """Yields the content of a file in pieces of ``PIECE`` bytes. Raises ``OSError``."""
     with _opened(path, "rb") as file:
         while piece := await _in_thread(file.read, PIECE):
             yield piece
 
 
 async def joined(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yields small pieces together, and large ones as they are."""
-    held: list[bytes] = []
+    """Joins small pieces until they have ``PIECE`` bytes; does not split large ones."""
+    pending: list[bytes] = []
     size = 0
     async for piece in pieces:
-        held.append(piece)
+        pending.append(piece)
         size += len(piece)
         if size >= PIECE:
-            yield b"".join(held)
-            held, size = [], 0
-    if held:
-        yield b"".join(held)
+            yield b"".join(pending)
+            pending, size = [], 0
+    if pending:
+        yield b"".join(pending)
 
 
 async def _in_thread(call: Callable[..., Result], *arguments: Any) -> Result:
-    """Runs a call in a thread, and waits for its end if cancelled: its file is closed only then."""
+    """Runs a call in a thread. If cancelled, waits for the call, so that its file is still open."""
     running = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
     try:
         return await asyncio.shield(running)
@@ -276,12 +276,12 @@ async def _in_thread(call: Callable[..., Result], *arguments: Any) -> Result:
 
 
 def _opened(path: Path, mode: str) -> IO[bytes]:
-    """Opens a file without a buffer, of mode 0600 if it is new. Blocks for as long as the folder needs."""
+    """Opens a file unbuffered. A new file has mode 0600. Blocks."""
     return open(path, mode, 0, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def _remove_partial(folder: Path) -> None:
-    """Removes the contents of dead processes: no process has a lock on them."""
+    """Removes the incomplete contents that no process has locked."""
     for path in folder.glob(f".*{_PARTIAL}"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -289,7 +289,7 @@ def _remove_partial(folder: Path) -> None:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """Writes to a file, unless that would use the reserve of its disk."""
+    """Writes ``data`` to a file. Raises ``OSError`` if that would use the reserve of its disk."""
     disk = os.fstatvfs(descriptor)
     reserve = min(RESERVE, disk.f_blocks * disk.f_frsize // 8)
     if disk.f_bavail * disk.f_frsize < len(data) + reserve:
@@ -300,7 +300,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable."""
+    """Makes new and changed names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

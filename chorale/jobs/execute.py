@@ -1,4 +1,4 @@
-"""Sends a line to an ASGI app in this process, or to a server, again while that is busy."""
+"""Sends lines to an ASGI app in this process or to a server, with retries while it is busy."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ Scope = dict[str, Any]
 Message = dict[str, Any]
 App = Callable[[Any, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
-CRASHED = "engine_restarted"
+CRASHED = "engine_restarted"  # error code of a crash of the engine
 
 
 class Sender(Protocol):
     """Sends one request. Cancelling the call aborts the request."""
 
     async def __call__(self, line: Line) -> Answer:
-        """Returns the response, of whatever status. Raises ``NoAnswerError``."""
+        """Returns the response, whatever its status. Raises ``NoAnswerError``."""
         ...
 
 
 class AppSender:
     """Calls an ASGI app without a socket.
 
-    ``scope`` is added to each scope: the server's batches state the owner there
-    (``chorale.api.http.auth.OWNER``), since a key itself is never stored.
+    ``scope``: keys to add to the scope of each request. Batches of a server pass their owner in it
+    (``chorale.api.http.auth.OWNER``), since API keys are never stored.
     """
 
     def __init__(self, app: App, scope: Mapping[str, Any] = {}) -> None:
@@ -74,7 +74,7 @@ class AppSender:
 
 
 class _Exchange:
-    """``receive`` and ``send`` of one request. The client never disconnects; a caller cancels instead."""
+    """``receive`` and ``send`` of one request. The client never disconnects: callers cancel instead."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
@@ -108,7 +108,7 @@ class _Exchange:
 
 
 class UrlSender:
-    """Posts to a server. ``client`` makes one attempt."""
+    """Posts lines to a server. ``client`` makes one attempt per call."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -137,16 +137,16 @@ def _valid(body: bytes) -> bytes:
     return body
 
 
-# --------------------------------------------------------------------------- again and again
+# --------------------------------------------------------------------------- retries
 
 
 @dataclass(frozen=True, slots=True)
 class LineRetries(Retries):
-    """``max_errors``: after so many answers of status 500, or attempts without an answer, the last one
-    counts; None: a status 500 counts at once, and a server without an answer is a busy one.
+    """``max_errors``: number of failures (status 500 or no answer) after which the last one is recorded.
+    None: a status 500 is recorded at once, and a server that does not answer counts as busy.
 
-    ``max_crashes``: so many crashes of the engine end a line that was in flight each time, since it may be
-    the reason; for a caller that waits until the engine is ready.
+    ``max_crashes``: number of engine crashes after which a line that was in flight each time is given up,
+    since it may be the cause. For callers that wait until the engine is ready.
     """
 
     max_errors: int | None = None
@@ -165,7 +165,7 @@ class _Attempts:
         self._num = self._num_errors = self._num_crashes = 0
 
     def failed(self, answer: Answer | None) -> float | None:
-        """Counts one. Returns the delay before the next, or None if it was the last."""
+        """Counts a failed attempt. Returns the seconds until the next, or None if it was the last."""
         self._num += 1
         self._num_errors += answer is None or answer.status not in BUSY
         asked = None if answer is None else answer.retry_after
@@ -186,7 +186,7 @@ async def execute(
     retries: LineRetries = PATIENT,
     ready: Callable[[], Awaitable[None]] | None = None,
 ) -> Record:
-    """Returns the record of a line. Only cancellation is raised.
+    """Sends a line, with retries. Returns its record. Raises only ``CancelledError``.
 
     ``ready`` returns once the engine can take requests.
     """

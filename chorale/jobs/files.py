@@ -1,4 +1,4 @@
-"""Input and output of a batch that a process runs: local files, or URLs (GET the input, PUT the output)."""
+"""Input and output of ``run-batch``: local files or URLs (GET for the input, PUT for the output)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from chorale.machine.folders import whole_file
 _ATTEMPTS = 5
 _DELAY = 2.0  # seconds before the second attempt, doubled each time
 _PIECE = 2**20
-MAX_DOWNLOAD = 4 * 2**30  # bytes of an input
+MAX_DOWNLOAD = 4 * 2**30  # maximum size of an input in bytes
 
 
 def is_url(name: str) -> bool:
@@ -29,7 +29,7 @@ def is_url(name: str) -> bool:
 
 
 def shown(name: str) -> str:
-    """Returns a file's name, or a URL without its query and user, which may hold a secret."""
+    """Returns a file's name, or a URL without its query and user, which may contain secrets."""
     if not is_url(name):
         return name
     parts = urlsplit(name)
@@ -37,7 +37,7 @@ def shown(name: str) -> str:
 
 
 def download(url: str, path: Path) -> None:
-    """Writes what GET ``url`` returns to ``path``. Raises ``ChoraleError``."""
+    """Downloads ``url`` to ``path``. Raises ``ChoraleError``."""
 
     def once() -> None:
         with httpx2.stream("GET", url, follow_redirects=True, timeout=_timeout()) as response:
@@ -52,7 +52,7 @@ def download(url: str, path: Path) -> None:
 
 
 def upload(path: Path, url: str) -> None:
-    """PUTs a file. Raises ``ChoraleError``."""
+    """Uploads a file with PUT. Raises ``ChoraleError``."""
 
     def once() -> None:
         size = str(path.stat().st_size)
@@ -70,7 +70,7 @@ def _timeout() -> httpx2.Timeout:
 
 
 class _RefusedError(ChoraleError):
-    """An answer that another attempt would get, too."""
+    """An error that a retry would not change."""
 
 
 def _check(response: httpx2.Response, what: str) -> None:
@@ -97,15 +97,15 @@ def _with_retries(once: Callable[[], None], what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The place of an output, and of its journal until the output is whole."""
+    """An output file or URL, and the path of its journal until the output is complete."""
 
     name: str
     journal: Path
 
     @classmethod
     def of(cls, name: str, temporary: Path | None) -> Destination:
-        """The journal of a local file lies beside it; that of a URL or a pipe in ``temporary``, or in the
-        current folder. Raises ``ConfigError`` for a place where nothing can be written.
+        """The journal of a local file is next to it, the journal of a URL or pipe in ``temporary`` or the
+        current folder. Raises ``ConfigError`` if the output or its journal cannot be written.
         """
         path = Path(name)
         local = not is_url(name) and (path.is_file() or not path.exists())

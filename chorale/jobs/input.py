@@ -1,4 +1,4 @@
-"""The input file of a batch: its lines, and the check that comes before any of them is sent."""
+"""The input file of a batch: splits it into lines, and checks all lines before any is sent."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 
 from chorale.jobs.line import Line, LineError, parse_line
 
-_PART = 256  # lines that are checked at a time
-# A piece of a megabyte may have 350,000 lines; no more of them than are allowed need be made.
+_CHECKED_LINES = 256  # lines checked per call
+# Bytes split per call: a piece of 1 MB may have 350,000 lines, far more than a batch may have.
 _FEED_BYTES = 64 * 2**10
 _BOM = b"\xef\xbb\xbf"
-_BLANK: Any = re.compile(rb"\s*")  # Any: it always matches
+_BLANK: Any = re.compile(rb"\s*")  # Any: ``match`` never returns None
 
 
 async def split_lines(
     pieces: AsyncGenerator[bytes], max_bytes: int
 ) -> AsyncGenerator[list[tuple[int, bytes]]]:
-    """Yields the numbered lines of each piece, without empty ones. Closing it closes ``pieces``.
+    """Yields lists of (number, line), without blank lines. Closing it closes ``pieces``.
 
-    Of a line above ``max_bytes`` only the beginning is kept, which is still too long for ``parse_line``.
+    A line longer than ``max_bytes`` is cut, but remains too long for ``parse_line``.
     """
     async with contextlib.aclosing(pieces), contextlib.aclosing(_numbered(pieces, max_bytes)) as numbered:
         async for found in numbered:
@@ -41,12 +41,12 @@ async def _numbered(pieces: AsyncGenerator[bytes], max_bytes: int) -> AsyncGener
 
 
 class _Splitter:
-    """Cuts pieces into lines. A regular expression skips blank lines: a piece may have a million."""
+    """Splits pieces into lines. A regular expression skips blank lines: a piece may have a million."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._number = 1  # of the line that begins next
-        self._held = bytearray()
+        self._number = 1  # number of the next line
+        self._unfinished = bytearray()  # beginning of an unfinished line
         self._first = True
 
     def feed(self, piece: bytes) -> list[tuple[int, bytes]]:
@@ -55,11 +55,11 @@ class _Splitter:
         self._first = False
         ended, end, rest = piece.rpartition(b"\n")
         if end:
-            ended, self._held = bytes(self._held) + ended + end, bytearray()
-        self._held += rest
-        if len(self._held) > self._max_bytes:
-            del self._held[self._max_bytes + 1 :]
-            self._held[:1] = b"."  # it is refused by its length, also if it begins with blanks
+            ended, self._unfinished = bytes(self._unfinished) + ended + end, bytearray()
+        self._unfinished += rest
+        if len(self._unfinished) > self._max_bytes:
+            del self._unfinished[self._max_bytes + 1 :]
+            self._unfinished[:1] = b"."  # not blank: the line must be refused, not skipped
         found: list[tuple[int, bytes]] = []
         at, stop = 0, len(ended)
         while (text := _BLANK.match(ended, at).end()) < stop:
@@ -74,10 +74,10 @@ class _Splitter:
 
 @dataclass(slots=True)
 class Inspection:
-    """Checks the lines of an input, each by itself and for a ``custom_id`` that an earlier one has.
+    """Checks each line of an input, and that no ``custom_id`` is used twice.
 
-    ``model``: that all lines name, or None. ``busy_share`` of the time a thread works, so that the streams of
-    a server continue.
+    ``model``: the model that all lines name, or None. ``busy_share``: share of the time in which a thread may
+    work, so that the streams of a server continue.
     """
 
     endpoints: tuple[str, ...]
@@ -88,17 +88,17 @@ class Inspection:
     _seen: set[bytes] = field(default_factory=set)  # digests of custom ids, which may be long
 
     async def read(self, pieces: AsyncGenerator[bytes]) -> AsyncGenerator[list[tuple[int, LineError]]]:
-        """Yields the numbers and errors of faulty lines, part by part."""
+        """Yields lists of (number, error) of faulty lines."""
         async with contextlib.aclosing(split_lines(pieces, self.max_bytes)) as all_lines:
             async for lines in all_lines:
-                for start in range(0, len(lines), _PART):
+                for start in range(0, len(lines), _CHECKED_LINES):
                     began = time.perf_counter()
-                    faults = await asyncio.to_thread(self.add, lines[start : start + _PART])
+                    faults = await asyncio.to_thread(self.add, lines[start : start + _CHECKED_LINES])
                     await asyncio.sleep((time.perf_counter() - began) * (1 / self.busy_share - 1))
                     yield faults
 
     def add(self, lines: list[tuple[int, bytes]]) -> list[tuple[int, LineError]]:
-        """Counts lines. Returns those with a fault."""
+        """Counts and checks lines. Returns (number, error) of faulty ones."""
         faults = []
         for number, raw in lines:
             try:
@@ -116,7 +116,7 @@ class Inspection:
         digest = hashlib.blake2b(custom_id, digest_size=16).digest()
         if digest in self._seen:
             error = LineError(
-                f"custom_id {line.custom_id[:200]!r} is that of an earlier line",
+                f"custom_id {line.custom_id[:200]!r} is already used by an earlier line",
                 param="custom_id",
                 code="duplicate_custom_id",
             )

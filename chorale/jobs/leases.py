@@ -1,10 +1,10 @@
-"""What a server process works on for the store: its heartbeat, and a task for each piece of work.
+"""The heartbeat of a server process in the store, and the tasks that do the work it owns there.
 
 While a server process owns something in the store (a background response, a batch, the lease on a
 conversation, an upload), it increments its beat every ``BEAT_SECONDS``. A server whose beat has not changed
-for ``patience`` beats of this process is dead; the first process to notice puts back or ends what it owned.
-What was put back waits for any server with room. Clocks are not compared, and time in which this process was
-stopped does not count, so clock jumps and suspends cannot expire a live server.
+for ``patience`` beats of this process is dead. The first process to notice puts its work back, to wait for
+any server with free capacity, or ends it. Clocks are not compared, and time in which this process was stopped
+does not count, so clock jumps and suspends cannot expire a live server.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Work = TypeVar("Work")
 
 
 class Leases:
-    """The id of this server process in the store, its beats, and the end of servers that are dead."""
+    """The id of this server process in the store, its heartbeats, and the expiry of dead servers."""
 
     def __init__(self, patience: int = 7) -> None:
         self.server_id = new_id("srv")
         self._patience = patience
         self._unreleased: list[Lease] = []
-        self._seen: dict[str, tuple[int, int]] = {}  # other servers: beat, times seen
+        self._seen: dict[str, tuple[int, int]] = {}  # other servers: last beat, times it was seen
 
     async def beat(self, store: ResponseStore) -> set[str] | None:
         """Counts a heartbeat and expires dead servers.
 
-        Returns the ids of the live responses of this server, or None if it owns nothing at all.
+        Returns the ids of the live responses of this server, or None if it owns nothing.
         """
         while self._unreleased:
             await store.conversations.release(self._unreleased[0])
@@ -60,7 +60,7 @@ class Leases:
             self._seen[server_id] = beat, num_times
             if num_times > self._patience:
                 failed = await store.jobs.expire(server_id, beat)
-                logger.warning("a server process is gone; its background responses failed: %s", failed)
+                logger.warning("a server process has died; its failed background responses: %s", failed)
 
     async def release(self, store: ResponseStore, lease: Lease) -> None:
         """Releases a conversation now or, if the store fails, with a later heartbeat. Never raises."""
@@ -73,18 +73,18 @@ class Leases:
         self._unreleased.append(lease)
 
     async def end(self, store: ResponseStore) -> None:
-        """Ends this server in the store, with all that it still owns. Never raises."""
+        """Expires this server in the store and ends all that it still owns. Never raises."""
         with contextlib.suppress(ChoraleError):
             await store.jobs.expire(self.server_id, None)
 
 
 class Works(Generic[Work]):
-    """The work of one kind that this process does, each piece by its id. ``_repeat`` looks for more.
+    """The running work of one kind (background responses or batches), by id.
 
-    ``woken``, when set, makes it look at once.
+    ``_repeat`` looks at the store every ``beat_seconds``, and at once when ``woken`` is set.
     """
 
-    kind: str  # for the log
+    kind: str  # name in log messages
 
     def __init__(self, *, beat_seconds: float = BEAT_SECONDS, woken: asyncio.Event | None = None) -> None:
         self._beat_seconds = beat_seconds
@@ -92,7 +92,7 @@ class Works(Generic[Work]):
         self._works: dict[str, Work] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._problem = ""  # the store's last logged error
-        self.closing = False  # begin nothing; leave what waits to other servers
+        self.closing = False  # begin no more work: other servers take it
 
     @property
     def num_running(self) -> int:
@@ -102,7 +102,7 @@ class Works(Generic[Work]):
         return self._works.get(work_id)
 
     async def _repeat(self, look: Callable[[], Awaitable[None]]) -> None:
-        """Looks again and again, until cancelled. An error is logged once."""
+        """Calls ``look`` regularly, until cancelled. A repeated error is logged once."""
         while True:
             try:
                 await look()
@@ -127,7 +127,7 @@ class Works(Generic[Work]):
             logger.error("%s: %s", self.kind, work_id, exc_info=fault)
 
     async def drain(self) -> None:
-        """Waits until all that runs has ended."""
+        """Waits until all work has ended."""
         while self._tasks:
             await asyncio.wait(self._tasks.values())
 

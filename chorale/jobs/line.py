@@ -1,7 +1,7 @@
 """One line of a batch: the request {custom_id, method, url, body}, and the record of its answer.
 
-Both are in the form of OpenAI's Batch API. A request's body is kept as the bytes that the file holds: the
-endpoint parses it with its own limits and its own errors.
+Both have the format of OpenAI's Batch API. The body of a request is kept as the bytes of the file: the
+endpoint parses it with its own limits and errors.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_CUSTOM_ID = 1024  # characters
 MAX_LINE_BYTES = 16 * 2**20
 LARGE = 32 * 1024  # bytes; parsing a longer line on the event loop would delay other requests
-_SHOWN = 200  # characters of a client's string in a message
+_SHOWN = 200  # most characters of a client's string in an error message
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A valid line. ``body`` is the JSON object of the request, as bytes; ``model`` the one that it names."""
+    """A valid line. ``body``: the request as a JSON object. ``model``: the model that it names."""
 
     custom_id: str
     url: str
@@ -34,7 +34,7 @@ class Line:
 
 
 class LineError(RequestError, code="invalid_line"):
-    """A line that cannot be sent. ``custom_id`` is the line's, as far as it could be read."""
+    """A line that cannot be sent. ``custom_id``: that of the line, or None if it cannot be read."""
 
     custom_id: str | None = None
 
@@ -61,7 +61,7 @@ _fields = msgspec.json.Decoder(_Fields)
 def parse_line(
     raw: bytes, *, endpoints: tuple[str, ...] = ENDPOINTS, max_bytes: int = MAX_LINE_BYTES
 ) -> Line:
-    """Returns the request of a line. Raises ``LineError``, with OpenAI's code where there is one."""
+    """Returns the request of a line. Raises ``LineError``, with OpenAI's code if there is one."""
     if len(raw) > max_bytes:
         raise LineError(f"the line is larger than {max_bytes} bytes", code="line_too_large")
     if len(raw) > LARGE and (excess := shape_of(raw, LARGEST).excess(LARGEST)) is not None:
@@ -115,7 +115,7 @@ def _checked(found: _Request, endpoints: tuple[str, ...]) -> Line:
 
 
 def _fields_of(body: bytes) -> _Fields:
-    """Returns the fields of a body that is sent as one answer. Raises ``LineError``."""
+    """Returns the fields of a body. Raises ``LineError`` if the answer would not be a single object."""
     try:
         fields = _fields.decode(body)
     except (ValueError, msgspec.MsgspecError, RecursionError):
@@ -135,9 +135,8 @@ def _fields_of(body: bytes) -> _Fields:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The response to a line's request. ``body`` is JSON in one line; ``ignored``, a header's value, names
-    the fields that nobody knew.
-    """
+    """The response to a line's request. ``body``: JSON on one line. ``ignored``: value of the header that
+    names the unknown fields of the request."""
 
     status: int
     request_id: str
@@ -152,7 +151,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The reason for which a line has no answer."""
+    """The reason why a line has no answer."""
 
     code: str
     message: str
@@ -160,10 +159,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The line of the output that belongs to a line of the input.
+    """The output line for a line of the input.
 
-    A request that was answered has ``answer``, an HTTP error included. One that could not be sent or was not
-    answered has ``fault``; if the fault is the line's own, also ``status`` 400, as ``vllm run-batch`` writes.
+    A request that was answered has ``answer``, even if that is an HTTP error. One that could not be sent or
+    got no answer has ``fault``. An invalid line also has ``status`` 400, as in ``vllm run-batch``.
     """
 
     custom_id: str | None
@@ -202,11 +201,11 @@ class Record:
 
 
 def refused(error: LineError, custom_id: str | None = None) -> Record:
-    """Returns the record of a line that was not sent because of itself."""
+    """Returns the record of an invalid line."""
     name = error.custom_id if custom_id is None else custom_id
     return Record(name, fault=Fault(str(error.code), error.message), status=error.status)
 
 
 def unanswered(line: Line, error: ChoraleError) -> Record:
-    """Returns the record of a line to which no answer came."""
+    """Returns the record of a line that got no answer."""
     return Record(line.custom_id, fault=Fault(str(error.code), error.message))

@@ -1,4 +1,4 @@
-"""LineWork: sends the lines of a batch that have no record yet, and stores their records as they come."""
+"""LineWork: sends the lines of a batch that have no record yet, and stores their records as they arrive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from chorale.store.protocol import StoreError
 
 logger = logging.getLogger(__name__)
 
-_GROUP = 256  # records stored by one write at most
+_GROUP = 256  # most records per write
 _RETRY_SECONDS = 1.0
 
 Stopped = Literal["", "cancelling", "expired", "lost", "leaving"]
@@ -33,12 +33,12 @@ class LostError(ChoraleError):
     """The batch belongs to another server now, or was deleted."""
 
     def __init__(self) -> None:
-        super().__init__("another process works on the batch, or it was deleted")
+        super().__init__("another process owns the batch, or it was deleted")
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """How lines are sent: while ``slots`` are free and the engine is ``ready``."""
+    """How lines are sent: each waits for a slot and, with ``ready``, for the engine."""
 
     send: Sender
     slots: Slots
@@ -55,7 +55,7 @@ class InputLine:
 
 
 class LineWork:
-    """``read`` reads the input. ``counted`` is called with the results that were stored."""
+    """``read`` yields the input in pieces. ``counted`` is called with the results of each write."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class LineWork:
         self._sending, self._slots, self._max_line_bytes = sending, sending.slots, max_line_bytes
         self._counted = counted
         self._stopped: Stopped = ""
-        self._task: asyncio.Task[None] | None = None  # sends
+        self._task: asyncio.Task[None] | None = None  # sends the lines
         self._problem = ""  # the last logged error
-        self._held: set[InputLine] = set()  # lines with a slot
+        self._taken: set[InputLine] = set()  # lines that have a slot
         self._records: list[tuple[InputLine, Record]] = []  # not stored yet
-        self._has_records = asyncio.Event()  # or sending has ended
+        self._has_records = asyncio.Event()  # also set when sending has ended
 
     @property
     def id(self) -> str:
@@ -87,7 +87,7 @@ class LineWork:
         return self._batch.owner
 
     def stop(self, why: Stopped) -> None:
-        """Stops sending lines; what is in flight is aborted, unless this server only leaves the batch."""
+        """Stops sending lines. Aborts the lines in flight, unless ``why`` is "leaving"."""
         if self._stopped in ("", "leaving"):
             self._stopped = why
         if self._task is not None and why != "leaving":
@@ -98,7 +98,7 @@ class LineWork:
         self.stop("leaving")
 
     async def look(self) -> None:
-        """Reads whether the batch was cancelled, has expired, or is another server's."""
+        """Stops if the batch was cancelled, has expired, or no longer belongs to this server."""
         batch = await self._rows.owned(self.id, self._server_id)
         if batch is None:
             self.stop("lost")
@@ -108,14 +108,14 @@ class LineWork:
             self.stop("expired")
 
     async def _wait(self, error: ChoraleError) -> None:
-        """Waits before an operation of the store is repeated. Each error is logged once."""
+        """Waits before an operation of the store is retried. A repeated error is logged once."""
         if error.message != self._problem:
             logger.warning("%s waits: %s", self.id, error)
         self._problem = error.message
         await asyncio.sleep(_RETRY_SECONDS)
 
     async def _answer(self) -> None:
-        """Returns once all lines have a record; after ``leave``, those in flight. Raises ``LostError``."""
+        """Returns once all lines have a record, or after ``leave`` those in flight. Raises ``LostError``."""
         if self._batch.status != "in_progress":
             return
         await self.look()
@@ -138,9 +138,9 @@ class LineWork:
             self._task = None
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-            for sent in self._held:
+            for sent in self._taken:
                 self._slots.free(sent.size)
-            self._held.clear()
+            self._taken.clear()
             self._records.clear()
         self._check_owned()
 
@@ -149,7 +149,7 @@ class LineWork:
             raise LostError
 
     async def _send(self, done: set[int]) -> None:
-        """Sends each line by a task of its own. Cancelling it aborts them all.
+        """Sends each line in a separate task. Cancelling this coroutine aborts all lines.
 
         If reading the input fails, the lines in flight are finished before the error is raised.
         """
@@ -189,7 +189,7 @@ class LineWork:
                         continue
                     sent = InputLine(number, len(raw))
                     await self._slots.take(sent.size)
-                    self._held.add(sent)
+                    self._taken.add(sent)
                     if self._stopped:
                         return
                     parse = partial(parse_line, raw, max_bytes=self._max_line_bytes)
@@ -215,17 +215,17 @@ class LineWork:
         self._counted(results)
         del self._records[: len(group)]
         for sent, _ in group:
-            self._held.discard(sent)
+            self._taken.discard(sent)
             self._slots.free(sent.size)
 
 
 def packed(number: int, record: Record) -> Result:
-    """Returns the record of a line as it is stored."""
+    """Returns the record of a line in its stored form."""
     used = usage_of(record.answer.body) if record.answer is not None and record.ok else None
     tokens = Tokens() if used is None else Tokens(used.input, used.cached, used.output, used.reasoning)
     return Result(number, record.ok, zlib.compress(record.encode(), 1), tokens)
 
 
-def unpacked(page: list[tuple[int, bytes]]) -> bytes:
-    """Returns stored records as lines."""
-    return b"".join(zlib.decompress(data) + b"\n" for _, data in page)
+def unpacked(rows: list[tuple[int, bytes]]) -> bytes:
+    """Returns stored records as JSON lines."""
+    return b"".join(zlib.decompress(data) + b"\n" for _, data in rows)

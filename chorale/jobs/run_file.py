@@ -1,7 +1,7 @@
-"""A file of lines that this process runs, with its records in a store of its own beside the output.
+"""Runs a file of lines in this process, and keeps the records in a private store next to the output.
 
-The store is a server's (SQLite), with a single batch: a run that was killed left it there, and the next one
-claims it and sends the lines that have no record (``chorale.jobs.lines``).
+The store is a server's SQLite store with a single batch. If a run was killed, the next one claims its batch
+and sends the lines that have no record (``chorale.jobs.lines``).
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from chorale.store.store import SqliteStore
 
 BATCH_ID = f"batch_{0:032x}"  # id of the only batch in a private store
 _OWNER, _MODEL = b"", ""
-_PAGE = 64  # records per read
-_BEGINNING = b"SQLite format 3\0"
+_READ_RECORDS = 64  # records per query
+_SQLITE_HEADER = b"SQLite format 3\0"
 
 
 class ServerGoneError(ChoraleError, code="server_gone"):
-    """The server has stopped answering: no line was answered while one was sent again and again."""
+    """The server has stopped answering: no line was answered while a line was retried."""
 
 
 class FileWork(LineWork):
-    """Sends the lines of a file. Where a server's batch waits, it raises: ``StoreError`` at a disk that
-    fails, and ``ServerGoneError`` at a server that does not answer any more."""
+    """Sends the lines of a file. Unlike a server's batch, it does not wait for a failed disk or server: it
+    raises ``StoreError`` or ``ServerGoneError``."""
 
-    _last_answer = 0.0
+    _last_answer = 0.0  # time.monotonic()
     _gone: ServerGoneError | None = None
 
     async def run(self) -> None:
-        """Returns once all lines are done; after ``interrupt``, those in flight."""
+        """Returns once all lines are done, or after ``interrupt`` those in flight."""
         self._last_answer = time.monotonic()
         await self._answer()
         if self._gone is not None:
             raise self._gone
 
     def interrupt(self) -> None:
-        """First call: no further line is sent, and those in flight are finished. Second call: aborts them."""
+        """First call: sends no further line and finishes those in flight. Second call: aborts them."""
         self.stop("cancelling" if self._stopped else "leaving")
         self._slots.end()
 
@@ -76,9 +76,9 @@ class FileWork(LineWork):
 
 
 class Journal:
-    """The records of a run. Its methods block, and run an event loop of their own.
+    """The records of a run. Its methods block, and each runs its own event loop.
 
-    ``batch``: the batch when it was opened, where lines that cannot be sent have their record already.
+    ``batch``: the batch when the journal was opened; lines that cannot be sent already have a record.
     ``num_before``: the number of records of earlier runs.
     """
 
@@ -91,9 +91,9 @@ class Journal:
         max_line_bytes: int = MAX_LINE_BYTES,
         restart: bool = False,
     ) -> None:
-        """Opens or makes the store at ``path`` for the file ``source``. ``target``: the model or the server.
+        """Opens or creates the store at ``path`` for the file ``source``. ``target``: the model or server.
 
-        Raises ``ConfigError`` if ``source`` cannot be read, or if ``path`` is no such store, has the records
+        Raises ``ConfigError`` if ``source`` cannot be read, or if ``path`` is not a journal, has the records
         of another input or target (unless ``restart``), or is in use by another process. Every method raises
         ``StoreError`` if the disk fails.
         """
@@ -139,7 +139,7 @@ class Journal:
         await self._rows.claim(self._server_id, _MODEL)
 
     async def _check(self) -> None:
-        """Records the lines that cannot be sent, and counts all."""
+        """Counts all lines, and stores a record for each that cannot be sent."""
         found = Inspection(ENDPOINTS, self._max_line_bytes, busy_share=1.0)
         async with contextlib.aclosing(found.read(read_file(self._source))) as checked:
             async for faults in checked:
@@ -166,7 +166,7 @@ class Journal:
         )
 
     def now(self) -> StoredBatch:
-        """Returns the batch as it is now."""
+        """Returns the current state of the batch."""
         return asyncio.run(self._rows.get(BATCH_ID, _OWNER))
 
     def write_to(self, file: BinaryIO) -> None:
@@ -175,7 +175,7 @@ class Journal:
         file.flush()
 
     def failures(self) -> Counter[str]:
-        """Returns the numbers of records of failed lines, by HTTP status or by the error's code."""
+        """Returns the number of failed lines by HTTP status or error code."""
         found: Counter[str] = Counter()
 
         def count(records: bytes) -> None:
@@ -186,12 +186,12 @@ class Journal:
 
     async def _write(self, write: Callable[[bytes], object], completed: bool | None) -> None:
         after = 0
-        while page := await self._rows.results(BATCH_ID, completed, after, _PAGE):
-            after = page[-1][0]
-            write(unpacked(page))
+        while rows := await self._rows.results(BATCH_ID, completed, after, _READ_RECORDS):
+            after = rows[-1][0]
+            write(unpacked(rows))
 
     def close(self, *, remove: bool = False) -> None:
-        """Leaves the lines without a record to the next run, or removes the file."""
+        """Closes the journal, so that another run can continue, or deletes it if ``remove``."""
         asyncio.run(self._close())
         if remove:
             for suffix in ("", "-wal", "-shm", ".lock"):
@@ -236,12 +236,12 @@ def _sha256(path: Path) -> str:
 
 def _is_store(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(len(_BEGINNING)) == _BEGINNING
+        return file.read(len(_SQLITE_HEADER)) == _SQLITE_HEADER
 
 
 def _difference(found: dict[str, str], run: dict[str, str]) -> str:
     other = "model or server" if found["input_sha256"] == run["input_sha256"] else "input"
     return (
-        f"holds the records of an interrupted run of another {other}; --restart discards them, another "
+        f"contains the records of an interrupted run of another {other}; --restart discards them, another "
         "--output-file keeps them"
     )

@@ -1,7 +1,7 @@
-"""BatchRunner: the batches of this server process, and the housekeeping of files.
+"""BatchRunner: runs the batches of this server process, and deletes old files and batches.
 
-Background responses send the beats and expire dead servers, whose batches the store puts back
-(``chorale.jobs.leases``).
+``chorale.jobs.background`` sends the heartbeats and expires dead servers; the store then puts their batches
+back.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from chorale.store.store import ResponseStore
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 8  # batches that one process works on; others wait
-_READY_SECONDS = 0.2
-_SWEEP_SECONDS = 30.0
-# An engine may be away for long, and the batch has a window of its own.
+AT_ONCE = 8  # batches that one process runs concurrently; others wait
+_READY_SECONDS = 0.2  # between checks whether the engine is ready
+_SWEEP_SECONDS = 30.0  # between two sweeps
+# Patience is infinite: an engine may be unavailable for long, and the batch's completion window ends retries.
 _RETRIES = LineRetries(patience=math.inf, first_delay=0.1, longest_delay=10.0, max_errors=3, max_crashes=10)
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The engine, as the runner sees it. ``concurrency``: lines that may be sent at once; 0: none now."""
+    """The engine as seen by the runner. ``concurrency``: number of lines that may be in flight now."""
 
     served_model: str
     is_ready: Callable[[], bool]
@@ -42,9 +42,9 @@ class Engine:
 
 
 class BatchRunner(Works[BatchWork]):
-    """One per server process. ``run`` runs as a task all the time; ``close`` ends it.
+    """One per server process. ``run`` is a task for the life of the process; ``close`` stops the batches.
 
-    ``woken``, when set, makes it look at the store. ``sender(owner)`` sends lines as that owner.
+    Setting ``woken`` makes it look at the store at once. ``sender(owner)`` sends lines as that owner.
     ``counted``: see ``LineWork``.
     """
 
@@ -70,7 +70,7 @@ class BatchRunner(Works[BatchWork]):
         self._swept = -_SWEEP_SECONDS
 
     async def run(self) -> None:
-        """Claims batches and follows what other processes change, until cancelled."""
+        """Claims batches and looks for changes by other processes, until cancelled."""
         await self._repeat(self._look)
 
     async def _look(self) -> None:
@@ -93,7 +93,7 @@ class BatchRunner(Works[BatchWork]):
         batch = None if batch_id is None else await rows.owned(batch_id, self._server_id)
         if batch is None:
             return False
-        if self.closing:  # meanwhile; ``close`` puts it back
+        if self.closing:  # set during the claim; ``close`` puts the batch back
             return False
         work = BatchWork(
             batch,
@@ -111,11 +111,11 @@ class BatchRunner(Works[BatchWork]):
         return Sending(self._sender(owner), self._slots, _RETRIES, self._ready)
 
     async def _run(self, work: BatchWork) -> None:
-        """Works on a batch. A fault of this program fails the batch, which would not end otherwise."""
+        """Runs a batch. An unexpected error fails the batch, which would otherwise never end."""
         try:
             await work.run()
         except LostError:
-            logger.warning("%s is another server's now, or was deleted", work.id)
+            logger.warning("%s now belongs to another server, or was deleted", work.id)
         except Exception:
             logger.exception("%s", work.id)
             fault = {"code": "server_error", "line": None, "message": "internal error", "param": None}
@@ -135,7 +135,7 @@ class BatchRunner(Works[BatchWork]):
             await asyncio.sleep(_READY_SECONDS)
 
     async def sweep(self) -> None:
-        """Deletes contents of files that are gone, records of ended batches, and old batches."""
+        """Deletes the contents of deleted files, records of ended batches, and old batches."""
         if gone := await self._store.files.sweep():
             for file_id in gone:
                 await self._contents.delete(file_id)
@@ -159,7 +159,7 @@ class BatchRunner(Works[BatchWork]):
         try:
             await self._store.batches.release(self._server_id)
         except ChoraleError as error:
-            logger.warning("batches could not be left to other servers: %s", error)
+            logger.warning("batches could not be put back: %s", error)
 
     async def close(self) -> None:
         """Puts the batches back. Never raises."""

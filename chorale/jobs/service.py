@@ -1,4 +1,4 @@
-"""BatchService: what the endpoints of files and batches share in a server process."""
+"""BatchService: the state that the endpoints of files and batches share in a server process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from chorale.store.store import ResponseStore
 logger = logging.getLogger(__name__)
 
 
-_NO_STORE = "--batch-storage needs a store that lasts: name a file with --response-store"
-NONE = "none"  # --batch-storage none
+_NO_STORE = "--batch-storage needs a persistent store: name a file with --response-store"
+NONE = "none"  # value of --batch-storage without files and batches
 
 
 @dataclass(slots=True)
@@ -27,8 +27,8 @@ class BatchService:
     contents: Contents
     quota: Quota
     limits: BatchLimits
-    uploads: Shares = field(default_factory=Shares)  # in progress
-    woken: asyncio.Event = field(default_factory=asyncio.Event)  # the runner waits for it
+    uploads: Shares = field(default_factory=Shares)  # uploads in progress
+    woken: asyncio.Event = field(default_factory=asyncio.Event)  # wakes the runner
 
     def wake(self) -> None:
         """Makes the runner look at the store now: a batch was created or cancelled by this process."""
@@ -36,15 +36,15 @@ class BatchService:
 
 
 def open_service(config: ServerConfig, store: ResponseStore) -> BatchService | None:
-    """Opens the storage; returns None if there is none. Blocks.
+    """Opens the storage of files. Returns None if files and batches are off. Blocks.
 
     Raises ``ConfigError`` if the storage that the operator named cannot be used.
     """
-    place = _place(config, store)
-    if place is None:
+    location = _location(config, store)
+    if location is None:
         return None
     try:
-        contents = open_contents(place)
+        contents = open_contents(location)
     except ConfigError as error:
         if config.batch_storage is not None:
             raise
@@ -68,7 +68,7 @@ def check_place(config: ServerConfig) -> None:
         open_contents(config.batch_storage)
 
 
-def _place(config: ServerConfig, store: ResponseStore) -> str | None:
+def _location(config: ServerConfig, store: ResponseStore) -> str | None:
     if config.batch_storage == NONE:
         return None
     if store.path == MEMORY:
@@ -78,6 +78,6 @@ def _place(config: ServerConfig, store: ResponseStore) -> str | None:
     if config.batch_storage is not None:
         return config.batch_storage
     if store.path is None:
-        logger.info("files and batches are off: --batch-storage names no place that all servers share")
+        logger.info("files and batches are off: --batch-storage names no storage that all servers share")
         return None
     return f"{store.path}.files"

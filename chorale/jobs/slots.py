@@ -1,4 +1,4 @@
-"""Slots: how many lines are sent at once, over all batches of a process, and how large they are together."""
+"""Slots: limits the number and the total size of lines in flight, over all batches of a process."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 
-MAX_LINES_BYTES = 256 * 2**20  # of lines that a process is sending
+MAX_LINES_BYTES = 256 * 2**20  # maximum total size of the lines in flight
 
 
 class Slots:
-    """Free slots go to those who wait, in the order in which they came: batches take turns.
+    """Waiters get free slots in FIFO order, so batches alternate.
 
-    ``most`` is asked each time, since an engine's size is known only once it is ready. A line that alone is
-    larger than ``max_bytes`` is sent when no other is.
+    ``most`` is called each time, since an engine's size is known only once it is ready. A line larger than
+    ``max_bytes`` is sent when no other line is in flight.
     """
 
     def __init__(self, most: Callable[[], int], max_bytes: int) -> None:
@@ -31,16 +31,16 @@ class Slots:
         if not self._waiting and self._fits(num_bytes):
             self._add(num_bytes)
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((num_bytes, turn))
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((num_bytes, granted))
         try:
-            await turn
+            await granted
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if granted.done() and not granted.cancelled():
                 self.free(num_bytes)
             else:
-                with contextlib.suppress(ValueError):  # ``look`` has met it
-                    self._waiting.remove((num_bytes, turn))
+                with contextlib.suppress(ValueError):  # ``look`` has removed it
+                    self._waiting.remove((num_bytes, granted))
                 self.look()
             raise
 
@@ -50,16 +50,16 @@ class Slots:
         self.look()
 
     def look(self) -> None:
-        """Gives slots to those who wait, as far as there are any; called also when ``most`` has changed."""
+        """Gives free slots to waiters. Must also be called when the result of ``most`` has changed."""
         while self._waiting and self._fits(self._waiting[0][0]):
-            num_bytes, turn = self._waiting.popleft()
-            if turn.done():
+            num_bytes, granted = self._waiting.popleft()
+            if granted.done():
                 continue
             self._add(num_bytes)
-            turn.set_result(None)
+            granted.set_result(None)
 
     def end(self) -> None:
-        """Lets all who wait go on: they are to send no more lines."""
+        """Gives a slot to every waiter. Batches must be stopped before, so that they send no more lines."""
         self._ended = True
         self.look()
 

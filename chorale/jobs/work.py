@@ -1,7 +1,7 @@
 """BatchWork: one batch, from its claim by this server to its end, or until this server leaves it.
 
-The steps are those of the batch's status. Each can be begun again by another server: the input is checked
-again, lines without a record are sent (again), the files are written anew under new ids.
+The steps follow the batch's status. Another server can repeat each of them: it checks the input again, sends
+the lines without a record, and writes the files again under new ids.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from chorale.store.store import ResponseStore
 
 logger = logging.getLogger(__name__)
 
-MAX_FAULTS = 100  # of an input that are listed
-_PAGE = 64  # records read at a time for a file
-_SHORT_OF = {
+MAX_FAULTS = 100  # most faults of an input that are listed
+_READ_RECORDS = 64  # records per query
+_FAULT_OF_STATUS = {
     "expired": Fault("batch_expired", "the batch expired before this request was answered"),
     "cancelled": Fault("batch_cancelled", "the batch was cancelled before this request was answered"),
 }
@@ -38,7 +38,7 @@ _SHORT_OF = {
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """``ttl``: seconds for which output files, and the batches themselves, are kept."""
+    """``ttl``: seconds for which output files and ended batches are kept."""
 
     max_lines: int = 50_000
     max_line_bytes: int = 16 * 2**20
@@ -71,11 +71,11 @@ class BatchWork(LineWork):
         self._files, self._contents, self._limits = store.files, contents, limits
 
     async def run(self) -> None:
-        """Works until the batch has ended, or this server leaves it. Raises ``LostError``."""
+        """Runs the batch until it has ended or this server leaves it. Raises ``LostError``."""
         started = time.monotonic()
         if self._batch.attempts > MAX_ATTEMPTS:
             await self._fail(
-                [_fault("server_error", f"{self._batch.attempts} servers ended while they worked on it")]
+                [_fault("server_error", f"{self._batch.attempts} servers stopped while they ran this batch")]
             )
             return
         for step in (self._validate, self._answer, self._finish):
@@ -92,7 +92,7 @@ class BatchWork(LineWork):
         )  # fmt: skip
 
     async def _retried(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Repeats a step while the store or the place of the contents fails."""
+        """Runs a step, with retries while the store or the storage of contents fails."""
         while True:
             try:
                 await step()
@@ -104,7 +104,7 @@ class BatchWork(LineWork):
                 await self._wait(error)
 
     async def _refresh(self) -> None:
-        """Reads the batch again, also once it has ended. Raises ``LostError``."""
+        """Reads the batch again, even if it has ended. Raises ``BatchNotFoundError`` if it was deleted."""
         while True:
             try:
                 self._batch = await self._rows.get(self.id, self._batch.owner)
@@ -147,7 +147,7 @@ class BatchWork(LineWork):
         self._batch = replace(self._batch, status="failed")
         logger.warning("%s has failed: %s", self.id, faults[0]["message"])
 
-    # ------------------------------------------------------------------ the files
+    # ------------------------------------------------------------------ output files
 
     async def _finish(self) -> None:
         if self._batch.status not in ("in_progress", "finalizing", "cancelling"):
@@ -163,9 +163,9 @@ class BatchWork(LineWork):
             status = "expired"
         output = errors = None
         if batch.num_completed:
-            output = await self._write("output", self._pages(True))
+            output = await self._write("output", self._records_of(True))
         if batch.num_failed or num_left:
-            errors = await self._write("error", self._pages(False, done, _SHORT_OF.get(status)))
+            errors = await self._write("error", self._records_of(False, done, _FAULT_OF_STATUS.get(status)))
         if not await self._rows.end(
             self.id, self._server_id, status, output=output, errors=errors, num_failed=num_left
         ):
@@ -185,14 +185,14 @@ class BatchWork(LineWork):
             await self._files.drop(file.id)
             raise
 
-    async def _pages(
+    async def _records_of(
         self, completed: bool, done: Set[int] = frozenset(), fault: Fault | None = None
     ) -> AsyncIterator[bytes]:
-        """Yields the records in the order of their lines; then those of lines that were never answered."""
+        """Yields stored records in line order, then a record with ``fault`` for each line without one."""
         after = 0
-        while page := await self._rows.results(self.id, completed, after, _PAGE):
-            after = page[-1][0]
-            yield await asyncio.to_thread(unpacked, page)
+        while rows := await self._rows.results(self.id, completed, after, _READ_RECORDS):
+            after = rows[-1][0]
+            yield await asyncio.to_thread(unpacked, rows)
         if fault is None:
             return
         async with contextlib.aclosing(self._input()) as input_lines:
