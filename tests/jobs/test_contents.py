@@ -1,4 +1,4 @@
-"""Contents of files: in a folder, in obstore's memory, and in moto's S3 server where it is installed."""
+"""Contents of files in a folder, in obstore's memory store, and in moto's S3 server if it is installed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from chorale.store.files import new_file_id
 from tests.support.store.s3 import bucket
 
 
-async def pieces(*parts: bytes, error: Exception | None = None) -> AsyncIterator[bytes]:
-    for part in parts:
-        yield part
+async def pieces(*chunks: bytes, error: Exception | None = None) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
     if error is not None:
         raise error
 
@@ -44,35 +44,35 @@ def contents(
         yield ObjectContents(pytest.importorskip("obstore.store").MemoryStore())
     else:
         pytest.importorskip("obstore")
-        with bucket(monkeypatch) as place:
-            yield open_contents(place)
+        with bucket(monkeypatch) as location:
+            yield open_contents(location)
 
 
-async def test_a_content_reads_as_it_was_written(contents: Contents) -> None:
+async def test_a_content_is_read_as_written(contents: Contents) -> None:
     large = os.urandom(PIECE + 17)
-    for parts in ((), (b"",), (b"a", b"b" * 70_000), (large[:5], large, large), (b"x" * 1000,) * 9000):
+    for chunks in ((), (b"",), (b"a", b"b" * 70_000), (large[:5], large, large), (b"x" * 1000,) * 9000):
         name = new_file_id()
-        assert await contents.write(name, pieces(*parts)) == sum(map(len, parts))
-        assert await whole(contents, name) == b"".join(parts)
+        assert await contents.write(name, pieces(*chunks)) == sum(map(len, chunks))
+        assert await whole(contents, name) == b"".join(chunks)
         await contents.delete(name)
         await contents.delete(name)
         with pytest.raises(MissingContentError):
             await whole(contents, name)
 
 
-async def test_an_error_of_the_source_is_raised_as_it_is(contents: Contents) -> None:
+async def test_an_error_of_the_source_is_raised_unchanged(contents: Contents) -> None:
     with pytest.raises(KeyError):
         await contents.write(new_file_id(), pieces(b"x" * (9 * 2**20), error=KeyError("source")))
 
 
-async def test_names_are_ids_only(contents: Contents) -> None:
+async def test_only_file_ids_are_accepted_as_names(contents: Contents) -> None:
     for name in ("../x", "file-1", "/etc/passwd", f"{new_file_id()}/.."):
         for call in (contents.write(name, pieces(b"")), whole(contents, name), contents.delete(name)):
             with pytest.raises(ValueError, match="not the id"):
                 await call
 
 
-def test_a_folder_is_private_and_a_full_one_is_an_error_of_the_storage(tmp_path: Path) -> None:
+def test_a_folder_is_private_and_a_full_disk_is_a_contents_error(tmp_path: Path) -> None:
     folder = tmp_path / "files"
     contents, name = FolderContents(folder), new_file_id()
     asyncio.run(contents.write(name, pieces(b"secret")))
@@ -86,7 +86,7 @@ def test_a_folder_is_private_and_a_full_one_is_an_error_of_the_storage(tmp_path:
         assert list(folder.iterdir()) == []
 
 
-async def test_what_a_dead_process_has_left_is_removed_and_what_another_writes_is_not(tmp_path: Path) -> None:
+async def test_unlocked_partial_files_are_removed_and_locked_ones_are_kept(tmp_path: Path) -> None:
     contents, name = FolderContents(tmp_path), new_file_id()
     (tmp_path / f".{new_file_id()}.partial").write_bytes(b"left")
     begun, may_end = asyncio.Event(), asyncio.Event()
@@ -106,7 +106,7 @@ async def test_what_a_dead_process_has_left_is_removed_and_what_another_writes_i
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_nobody_is_asked_for_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("obstore")
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -114,8 +114,8 @@ def test_nobody_is_asked_for_credentials(monkeypatch: pytest.MonkeyPatch) -> Non
         open_contents("s3://bucket/prefix")
 
 
-def test_places_that_cannot_be_used(tmp_path: Path) -> None:
+def test_unusable_locations_are_refused(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    for place in (str(tmp_path / "taken"), str(tmp_path / "taken" / "x"), "gs://bucket"):
+    for location in (str(tmp_path / "taken"), str(tmp_path / "taken" / "x"), "gs://bucket"):
         with pytest.raises(ConfigError, match="--batch-storage"):
-            open_contents(place)
+            open_contents(location)

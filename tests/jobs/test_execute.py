@@ -34,7 +34,7 @@ def line(custom_id: str = "a", url: str = "/v1/chat/completions", **body: Any) -
     return Line(custom_id, url, json.dumps(body).encode())
 
 
-async def test_answers_and_errors() -> None:
+async def test_answers_and_errors_are_recorded() -> None:
     async with served() as server:
         send = AppSender(server.app)
         good = await execute(line(), send)
@@ -49,8 +49,8 @@ async def test_answers_and_errors() -> None:
         assert missing.answer.status == 404
 
 
-async def test_keys_and_owners() -> None:
-    """Without its key, a stored line's owner reaches the endpoint by the scope alone."""
+async def test_the_scope_passes_the_owner_without_a_key() -> None:
+    """Keys are not stored: the endpoint gets the owner of a stored line from the scope."""
     async with served(keys=[hash_key("secret")]) as server:
         assert (await AppSender(server.app)(line())).status == 401
         assert (await AppSender(server.app, {OWNER: hash_key("secret")})(line())).status == 200
@@ -74,7 +74,7 @@ async def test_cancelling_aborts_the_request() -> None:
 
 
 @pytest.mark.parametrize("error", [QueueFullError("full", retry_after=0.01), EngineDeadError("restarting")])
-async def test_busy_servers_are_asked_again(error: Any) -> None:
+async def test_requests_to_busy_servers_are_retried(error: Any) -> None:
     client = ScriptedClient(
         lambda request, index: Script((), error=error) if len(client.requests) < 2 else Script(HELLO)
     )
@@ -84,7 +84,7 @@ async def test_busy_servers_are_asked_again(error: Any) -> None:
         assert len(client.requests) == 2
 
 
-async def test_patience_ends() -> None:
+async def test_retries_end_with_the_patience() -> None:
     async def silent(asked: Line) -> Answer:
         raise NoAnswerError("nobody is there")
 
@@ -107,7 +107,7 @@ RESTARTED = b'{"error": {"code": "engine_restarted"}}'
 @pytest.mark.parametrize(
     ("answer", "most", "count"),
     [
-        (Answer(500, "r", b"{}"), {}, 1),  # an answer like others
+        (Answer(500, "r", b"{}"), {}, 1),  # recorded like any other answer
         (Answer(500, "r", b"{}"), {"max_errors": 3}, 3),
         (Answer(503, "r", RESTARTED), {"max_errors": 3, "max_crashes": 5}, 5),
         (Answer(400, "r", RESTARTED), {"max_crashes": 5}, 1),
@@ -134,7 +134,7 @@ async def test_attempts_are_limited(answer: Answer | None, most: dict[str, Any],
     assert (sent, num_ready, record.answer) == (count, count, answer)
 
 
-async def test_an_answer_without_an_end_is_no_answer() -> None:
+async def test_an_incomplete_answer_is_an_error() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{", "more_body": True})
@@ -143,7 +143,7 @@ async def test_an_answer_without_an_end_is_no_answer() -> None:
         await AppSender(app)(line())
 
 
-async def test_over_http() -> None:
+async def test_a_url_sender_posts_over_http() -> None:
     async with served(keys=[hash_key("secret")]) as server:
         transport = httpx2.ASGITransport(server.app)
         async with AsyncClient(Endpoint("http://localhost", "secret"), transport=transport) as client:

@@ -1,4 +1,4 @@
-"""The input of a batch: its lines, however the pieces are cut, and the check of a large file."""
+"""The input of a batch: splitting pieces into lines, and checking a large file."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ async def test_lines_do_not_depend_on_how_pieces_are_cut() -> None:
         assert await numbered(data, *ends) == expected
 
 
-async def test_of_a_line_that_is_too_long_the_beginning_is_kept() -> None:
+async def test_a_line_that_is_too_long_is_cut() -> None:
     for long in (b"x" * 101, b"x" * 300, b" " * 300):
         for data in (b"a\n" + long + b"\nb", b"a\n" + long):
             (_, (number, kept), *rest) = await numbered(data, *range(50, len(data), 50))
             assert number == 2
-            assert 100 < len(kept) <= 151  # refused by its length
+            assert 100 < len(kept) <= 151  # still too long for ``parse_line``
             assert rest == ([(3, b"b")] if data.endswith(b"b") else [])
 
 
@@ -63,17 +63,17 @@ async def test_hostile_files_are_checked_in_linear_time(pattern: bytes) -> None:
         async with watched() as cost:
             found = Inspection((ENDPOINT,), 2**20)
             async for _ in found.read(cut(data, *range(2**20, len(data), 2**20))):
-                if found.num_lines > 50_000:  # as many as a batch may have
+                if found.num_lines > 50_000:  # most lines of a batch
                     break
         cost.num_bytes = len(data)
         return cost
 
-    await check(2**20)  # the first call makes the threads
+    await check(2**20)  # the first call starts the threads
     # 50,000 lines with a fault each and a million blank ones took 0.1 s.
     await check_best(lambda: check(16 * 2**20), max_cpu_seconds=1.0)
 
 
-async def test_the_model_is_that_of_all_lines() -> None:
+async def test_a_model_is_found_only_if_all_lines_name_it() -> None:
     for second, model in (({"model": "m"}, "m"), ({}, None), ({"model": "n"}, None)):
         found, faults = await inspected(line(1, model="m") + b"\n" + line(2, **second))
         assert (found.num_lines, found.model, faults) == (2, model, [])
@@ -91,4 +91,4 @@ async def test_the_check_of_a_large_file_leaves_the_event_loop_free() -> None:
         await asyncio.sleep(0.001)
     assert (await checking)[0].num_lines == 20_000
     late = sorted(times)[len(times) * 9 // 10]
-    assert late < 0.05, f"{late:.3f} s"  # in one piece the check takes most of a second
+    assert late < 0.05, f"{late:.3f} s"  # the whole check takes most of a second

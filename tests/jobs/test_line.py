@@ -1,4 +1,4 @@
-"""Lines of a batch: what is accepted, what is refused with which code, and records."""
+"""Lines of a batch: accepted lines, the error codes of refused lines, and records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_body_is_kept_byte_for_byte() -> None:
 
 @pytest.mark.parametrize("url", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
 @pytest.mark.parametrize("extra", [{}, {"stream": False}, {"stream": None, "background": False}])
-def test_accepted(url: str, extra: dict[str, Any]) -> None:
+def test_valid_lines_are_accepted(url: str, extra: dict[str, Any]) -> None:
     assert json.loads(parse_line(line(url=url, body=BODY | extra)).body) == BODY | extra
 
 
@@ -73,7 +73,7 @@ def test_accepted(url: str, extra: dict[str, Any]) -> None:
         (line(body=BODY | {"background": True}), "unsupported_value", "a"),
     ],
 )
-def test_refused(raw: bytes, code: str, custom_id: str | None) -> None:
+def test_invalid_lines_are_refused(raw: bytes, code: str, custom_id: str | None) -> None:
     with pytest.raises(LineError) as caught:
         parse_line(raw)
     assert (caught.value.code, caught.value.custom_id) == (code, custom_id)
@@ -84,14 +84,14 @@ def test_refused(raw: bytes, code: str, custom_id: str | None) -> None:
     assert record["response"]["body"] is None
 
 
-def test_a_line_is_bounded() -> None:
+def test_the_size_of_a_line_is_limited() -> None:
     raw = line(body={"prompt": "x" * 1000})
     assert parse_line(raw, max_bytes=len(raw)).custom_id == "a"
     with pytest.raises(LineError, match="larger than"):
         parse_line(raw, max_bytes=len(raw) - 1)
 
 
-def test_records() -> None:
+def test_records_have_the_format_of_openai() -> None:
     made = Record("a", Answer(200, "req_1", b'{"x": [1]}'))
     found = json.loads(made.encode())
     assert made.ok
@@ -121,7 +121,7 @@ def test_records() -> None:
         (b"{", b'"body":1,', b'"url":1}'),
     ],
 )
-def test_what_a_line_holds_is_counted_before_it_is_parsed(start: bytes, pattern: bytes, end: bytes) -> None:
+def test_values_of_a_line_are_counted_before_it_is_parsed(start: bytes, pattern: bytes, end: bytes) -> None:
     raw = start + pattern * (15 * 2**20 // len(pattern)) + end
 
     def parse() -> None:

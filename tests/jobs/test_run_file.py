@@ -1,4 +1,4 @@
-"""A file of lines run by this process: order, faulty lines, interruption and resumption, URLs."""
+"""Files run by ``run-batch``: order, faulty lines, interruption and resumption, URLs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def request(custom_id: str, **changes: Any) -> str:
 
 
 class Echo:
-    """Answers each line by its body, and counts."""
+    """Answers each line with its body, and counts requests."""
 
     def __init__(self, delay: Callable[[], float] = lambda: 0.0) -> None:
         self.sent: Counter[str] = Counter()
@@ -79,7 +79,7 @@ async def interrupted(work: FileWork, seconds: float, times: int = 1) -> None:
 
 def test_the_output_has_the_order_of_the_input(tmp_path: Path) -> None:
     wanted = [*(f"n{i}" for i in range(60)), "faulty"]
-    journal = opened(tmp_path, "\n".join(map(request, wanted)))  # no line end at the end
+    journal = opened(tmp_path, "\n".join(map(request, wanted)))  # no final line end
     echo = Echo(lambda: random.random() / 100)
     asyncio.run(journal.work(echo, 8).run())
     assert echo.sent == dict.fromkeys(wanted, 1)
@@ -91,7 +91,7 @@ def test_the_output_has_the_order_of_the_input(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
-def test_one_bad_line_stops_no_other(tmp_path: Path) -> None:
+def test_a_bad_line_does_not_stop_others(tmp_path: Path) -> None:
     lines = [
         request("first"), "", "nonsense", "  ", request("embedding", url="/v1/embeddings"), request("first"),
         request("x" * 3000), request("stream", body={"stream": True}), request("last"),
@@ -113,8 +113,8 @@ def test_one_bad_line_stops_no_other(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_no_line_is_done_twice_over_many_interruptions(tmp_path: Path) -> None:
-    """Each run is cut off at a random moment."""
+def test_interrupted_runs_send_no_recorded_line_again(tmp_path: Path) -> None:
+    """Each run is interrupted at a random moment."""
     chance = random.Random(7)
     wanted = [f"n{i}" for i in range(120)]
     text = "\n".join(map(request, wanted)) + "\n"
@@ -124,7 +124,7 @@ def test_no_line_is_done_twice_over_many_interruptions(tmp_path: Path) -> None:
         assert journal.num_before == len(recorded)
         echo = Echo(lambda: chance.random() / 300)
         asyncio.run(interrupted(journal.work(echo, 4), chance.random() / 30, times=2))
-        assert echo.num_running == 0  # aborted
+        assert echo.num_running == 0  # all were aborted
         assert not recorded & echo.sent.keys()
         recorded = set(names(journal))
         if len(recorded) == len(wanted):
@@ -198,7 +198,7 @@ def test_an_input_that_fails_ends_the_run_after_the_lines_in_flight(
 
 
 def test_a_full_disk_ends_the_run_and_the_next_one_continues(tmp_path: Path) -> None:
-    """``max_page_count`` is SQLite's own disk that fills up."""
+    """SQLite's ``max_page_count`` simulates the full disk."""
     wanted = [f"n{i}" for i in range(40)]
     journal = opened(tmp_path, "\n".join(map(request, wanted)))
 
@@ -225,7 +225,7 @@ def test_a_full_disk_ends_the_run_and_the_next_one_continues(tmp_path: Path) -> 
 # --------------------------------------------------------------------------- URLs
 
 
-def test_input_from_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_is_downloaded_from_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_DELAY", 0.01)
     with http_files() as server:
         server.files["/in?token=secret"] = b"content\n" * 1000
@@ -244,7 +244,7 @@ def write(file: BinaryIO) -> None:
     file.write(b"{}\n")
 
 
-def test_output_to_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_is_uploaded_to_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_DELAY", 0.01)
     with http_files() as server:
         destination = Destination.of(f"{server.url}/out?sig=1", tmp_path)
@@ -254,13 +254,13 @@ def test_output_to_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         server.failures["/out?sig=1"] = [403] * 9
         with pytest.raises(ChoraleError, match="HTTP 403"):
             destination.deliver(write)
-        assert len(server.failures["/out?sig=1"]) == 8  # refused: not tried again
-        # A new signature is the same output, so an interrupted run is found again.
+        assert len(server.failures["/out?sig=1"]) == 8  # refused: not retried
+        # Another signature gives the same journal, so an interrupted run is continued.
         assert Destination.of(f"{server.url}/out?sig=2", tmp_path).journal == destination.journal
     assert list(tmp_path.iterdir()) == []
 
 
-def test_output_to_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_is_written_to_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     read: list[bytes] = []
@@ -273,6 +273,6 @@ def test_output_to_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(("name", "what"), [("", "folder"), ("absent/out", "not a folder")])
-def test_places_that_cannot_be_written(tmp_path: Path, name: str, what: str) -> None:
+def test_unwritable_destinations_are_refused(tmp_path: Path, name: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         Destination.of(str(tmp_path / name), None)

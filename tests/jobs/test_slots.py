@@ -1,4 +1,4 @@
-"""Slots: bounds on lines and bytes, turns of batches, and waiters that leave."""
+"""Slots: bounds on lines and bytes, FIFO order, and cancelled waiters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 from chorale.jobs.slots import Slots
 
 
-async def test_waiters_take_turns_within_both_bounds() -> None:
+async def test_waiters_get_slots_in_fifo_order_within_both_bounds() -> None:
     slots, order = Slots(lambda: 2, 100), []
 
     async def take(name: str, num_bytes: int) -> None:
@@ -18,7 +18,7 @@ async def test_waiters_take_turns_within_both_bounds() -> None:
         for name, num_bytes in (("a", 60), ("b", 60), ("c", 10), ("d", 500)):
             group.create_task(take(name, num_bytes))
         await asyncio.sleep(0)
-        assert order == ["a"]  # b is too large beside it, and c waits its turn
+        assert order == ["a"]  # b is too large to be sent with a, and c waits behind b
         slots.free(60)
         await asyncio.sleep(0)
         assert order == ["a", "b", "c"]
@@ -31,14 +31,14 @@ async def test_waiters_take_turns_within_both_bounds() -> None:
     assert slots.num_taken == 0
 
 
-async def test_a_waiter_that_leaves_takes_nothing() -> None:
+async def test_a_cancelled_waiter_takes_no_slot() -> None:
     slots = Slots(lambda: 1, 100)
     await slots.take(1)
     waiting = [asyncio.create_task(slots.take(1)) for _ in range(3)]
     await asyncio.sleep(0)
     waiting[0].cancel()
-    slots.free(1)  # the first is skipped, whether or not it has noticed
-    waiting[1].cancel()  # has its slot, and gives it back
+    slots.free(1)  # skips waiting[0], which is already cancelled
+    waiting[1].cancel()  # it has a slot, and returns it
     await asyncio.gather(*waiting, return_exceptions=True)
     assert slots.num_taken == 1
     slots.free(1)

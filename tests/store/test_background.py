@@ -1,4 +1,4 @@
-"""Live responses in the store, with several server processes on it: transitions, heartbeats, burial."""
+"""Background responses in a store shared by several servers: transitions, heartbeats, expiry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HALF = (TurnBegan(), OPENED, ItemDelta(0, "Half a", (1, 2)))
 
 
 @pytest.fixture(params=["file", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgres":
         url: str = request.getfixturevalue("database")
         return url
@@ -57,12 +57,12 @@ async def page_of(store: ResponseStore, response_id: str, start: int = 0) -> Eve
 
 
 async def said(store: ResponseStore, response: StoredResponse, server_id: str = "srv_a") -> bool:
-    """Half a message."""
+    """Appends the events of half a message."""
     return await store.background.append(response.id, server_id, "in_progress", events(0, *HALF))
 
 
-async def test_events_end_with_the_time_to_live(tmp_path: Path) -> None:
-    """Gone before the row is evicted, like the response itself."""
+async def test_events_expire_with_their_response(tmp_path: Path) -> None:
+    """They are hidden before the row is evicted, like the response itself."""
     now = [1000.0]
     file = str(tmp_path / "responses.sqlite3")
     store = SqliteStore(file, Bounds(ttl=50.0), clock=lambda: now[0], idle_seconds=3600.0)
@@ -74,8 +74,8 @@ async def test_events_end_with_the_time_to_live(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_a_life(place: str) -> None:
-    store = opened(place)
+async def test_a_background_response_goes_from_queued_to_completed(location: str) -> None:
+    store = opened(location)
     response = await begun(store)
     found = await kept(store, response.id)
     assert (found.status, found.output) == ("queued", ())
@@ -106,8 +106,8 @@ async def test_a_life(place: str) -> None:
     await store.close()
 
 
-async def test_whoever_ends_it_first_has_ended_it(place: str) -> None:
-    ours, theirs = opened(place), opened(place)
+async def test_only_the_first_end_of_a_response_counts(location: str) -> None:
+    ours, theirs = opened(location), opened(location)
     response = await begun(ours)
     await said(ours, response)
     ended_body = await theirs.background.end(response.id, b"", "cancelled")
@@ -127,14 +127,14 @@ async def test_whoever_ends_it_first_has_ended_it(place: str) -> None:
     await theirs.close()
 
 
-async def test_the_dead_are_buried_and_the_living_are_not(place: str) -> None:
-    store = opened(place)
+async def test_dead_servers_are_expired_and_live_ones_are_not(location: str) -> None:
+    store = opened(location)
     dead, alive = await begun(store, "srv_dead"), await begun(store, "srv_alive")
     conversation = await store.conversations.create(b"", {}, ())
     await store.conversations.take(conversation.id, b"", "srv_dead")
     assert await store.jobs.servers() == {"srv_dead": 0, "srv_alive": 0}
     assert await store.jobs.beat("srv_alive") == {alive.id}
-    assert await store.jobs.expire("srv_alive", 0) == []  # it has shown life since
+    assert await store.jobs.expire("srv_alive", 0) == []  # it has sent a heartbeat since
     assert await store.jobs.expire("srv_dead", 0) == [dead.id]
     found = await kept(store, dead.id)
     assert found.body["error"] == RESTARTED
@@ -145,13 +145,13 @@ async def test_the_dead_are_buried_and_the_living_are_not(place: str) -> None:
     await store.close()
 
 
-async def test_two_watches_bury_only_who_stopped_beating(place: str) -> None:
-    stores = [opened(place), opened(place)]
+async def test_only_a_server_without_heartbeats_is_expired(location: str) -> None:
+    stores = [opened(location), opened(location)]
     watches = [Background(beat_seconds=0.1, patience=20) for _ in stores]
     tasks = [asyncio.create_task(watch.watch(store)) for watch, store in zip(watches, stores, strict=True)]
     for watch, store in zip(watches, stores, strict=True):
         await store.background.begin(queued(), watch.leases.server_id)
-        # A job would keep its response from being failed as a stray.
+        # Without a job or this entry, the watch would fail the response.
         watch._starting.update(await store.jobs.beat(watch.leases.server_id))
     await asyncio.sleep(3)
     assert set(await stores[0].jobs.servers()) == {watch.leases.server_id for watch in watches}
@@ -166,12 +166,12 @@ async def test_two_watches_bury_only_who_stopped_beating(place: str) -> None:
         await store.close()
 
 
-async def test_the_first_to_open_a_file_fails_what_was_running(tmp_path: Path) -> None:
+async def test_the_first_process_to_open_a_file_fails_running_responses(tmp_path: Path) -> None:
     file = str(tmp_path / "r.sqlite3")
     store = SqliteStore(file)
     response = await begun(store)
     await said(store, response)
-    second = SqliteStore(file)  # not alone: nothing is failed
+    second = SqliteStore(file)  # not the first process: nothing is failed
     found = await kept(second, response.id)
     assert found.status == "in_progress"
     await store.close()
@@ -183,7 +183,7 @@ async def test_the_first_to_open_a_file_fails_what_was_running(tmp_path: Path) -
     await third.close()
 
 
-async def test_what_runs_is_not_evicted() -> None:
+async def test_a_running_response_is_not_evicted() -> None:
     store = SqliteStore(bounds=Bounds(max_responses=3))
     running = await begun(store)
     for _ in range(8):
@@ -193,7 +193,7 @@ async def test_what_runs_is_not_evicted() -> None:
     await store.close()
 
 
-async def test_a_refused_response_that_could_not_be_taken_back_is_failed() -> None:
+async def test_a_response_that_its_server_does_not_run_is_failed() -> None:
     store, watch = SqliteStore(), Background(beat_seconds=0.02)
     stray = await begun(store, watch.leases.server_id)
     task = asyncio.create_task(watch.watch(store))
@@ -206,7 +206,7 @@ async def test_a_refused_response_that_could_not_be_taken_back_is_failed() -> No
     await store.close()
 
 
-async def test_the_watch_goes_on_after_the_store_has_failed(tmp_path: Path) -> None:
+async def test_the_watch_continues_after_a_store_error(tmp_path: Path) -> None:
     path = tmp_path / "r.sqlite3"
     store, watch = SqliteStore(str(path), lock_seconds=0.05), Background(beat_seconds=0.02)
     stray = await begun(store, watch.leases.server_id)
@@ -224,7 +224,7 @@ async def test_the_watch_goes_on_after_the_store_has_failed(tmp_path: Path) -> N
 
 
 async def test_a_full_disk_delays_the_end_and_loses_nothing(tmp_path: Path) -> None:
-    """Readers wait meanwhile: an event that is not in the store is shown to nobody."""
+    """Readers wait meanwhile: they get events only after these are stored."""
     store = SqliteStore(str(tmp_path / "r.sqlite3"))
 
     def fill(db: Any) -> None:
@@ -253,10 +253,10 @@ async def test_a_full_disk_delays_the_end_and_loses_nothing(tmp_path: Path) -> N
 # --------------------------------------------------------------------------- two servers
 
 
-async def test_a_stream_is_followed_and_cancelled_through_another_server(place: str) -> None:
+async def test_a_stream_is_followed_and_cancelled_through_another_server(location: str) -> None:
     async with (
-        serve(HANGS, store=opened(place)) as ours,
-        serve(HELLO, store=opened(place)) as theirs,
+        serve(HANGS, store=opened(location)) as ours,
+        serve(HELLO, store=opened(location)) as theirs,
     ):
         ours.app.state.background._beat_seconds = 0.05
         watch = asyncio.create_task(ours.app.state.background.watch(ours.store))
@@ -267,7 +267,7 @@ async def test_a_stream_is_followed_and_cancelled_through_another_server(place: 
         cancelled = await theirs.sdk.responses.cancel(made.id)
         assert cancelled.status == "cancelled"
         assert fold_events(await following)["status"] == "cancelled"
-        async with asyncio.timeout(5):  # the heartbeat tells the owner
+        async with asyncio.timeout(5):  # the owner sees it at its next heartbeat
             while not ours.client.aborted:
                 await asyncio.sleep(0.02)
         assert (await ours.sdk.responses.retrieve(made.id)).status == "cancelled"
@@ -275,10 +275,10 @@ async def test_a_stream_is_followed_and_cancelled_through_another_server(place: 
         await asyncio.gather(watch, return_exceptions=True)
 
 
-async def test_a_stream_is_read_live_through_another_server(place: str) -> None:
+async def test_a_stream_is_read_live_through_another_server(location: str) -> None:
     async with (
-        serve(Script(tokens(HELLO), delay=0.02), store=opened(place)) as ours,
-        serve(HELLO, store=opened(place)) as theirs,
+        serve(Script(tokens(HELLO), delay=0.02), store=opened(location)) as ours,
+        serve(HELLO, store=opened(location)) as theirs,
     ):
         _, made = await ours.post(input="hello", background=True)
         answer, here = await asyncio.gather(

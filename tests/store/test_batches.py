@@ -1,4 +1,4 @@
-"""Rows of batches and files, on SQLite and PostgreSQL: one record a line, one server a batch, no orphans."""
+"""Rows of batches and files, on SQLite and PostgreSQL: no record twice, one server per batch, no orphans."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ ME, OTHER = b"me", b"other"
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return str(tmp_path / "store.sqlite3")
     return str(request.getfixturevalue("database"))
 
 
 @contextlib.asynccontextmanager
-async def stored(place: str) -> AsyncIterator[ResponseStore]:
-    store = open_store(ServerConfig(response_store=place))
+async def stored(location: str) -> AsyncIterator[ResponseStore]:
+    store = open_store(ServerConfig(response_store=location))
     try:
         yield store
     finally:
@@ -46,7 +46,7 @@ async def file_of(store: ResponseStore, owner: bytes = ME, server: str = "s1") -
 
 
 async def batch_of(store: ResponseStore, owner: bytes = ME, num_lines: int = 0) -> StoredBatch:
-    """``num_lines``: it was claimed by s1 and checked."""
+    """With ``num_lines``, the batch is claimed by s1 and validated."""
     file = await file_of(store, owner)
     now = store.batches.now
     body = {"endpoint": "/v1/completions", "completion_window": "24h"}
@@ -62,8 +62,8 @@ def result(line: int, completed: bool = True) -> Result:
     return Result(line, completed, b"record %d" % line, Tokens(3, 1, 2, 1))
 
 
-async def test_a_record_exists_once_and_the_counts_agree(place: str) -> None:
-    async with stored(place) as store:
+async def test_a_record_exists_once_and_the_counts_agree(location: str) -> None:
+    async with stored(location) as store:
         rows, batch, rng = store.batches, await batch_of(store, num_lines=60), random.Random(1)
         groups = [rng.choices(range(1, 61), k=9) for _ in range(20)]
         await asyncio.gather(
@@ -79,13 +79,13 @@ async def test_a_record_exists_once_and_the_counts_agree(place: str) -> None:
         assert [n for n, _ in await rows.results(batch.id, True, good[3], 2)] == good[4:6]
 
 
-async def test_a_server_that_lost_a_batch_can_write_nothing(place: str) -> None:
-    async with stored(place) as store:
+async def test_a_server_that_lost_a_batch_can_write_nothing(location: str) -> None:
+    async with stored(location) as store:
         rows, batch = store.batches, await batch_of(store, num_lines=5)
         await rows.record(batch.id, "s1", [result(1)])
         output = StoredFile(new_file_id(), ME, store.files.now, None, "batch_output", "o", 1)
         await store.files.begin(output, "s1")
-        await store.jobs.expire("s1", None)  # taken for dead
+        await store.jobs.expire("s1", None)  # declared dead
         assert await rows.claim("s2", "other model") is None
         assert await rows.claim("s2", "demo") == batch.id
         assert await rows.claim("s3", "demo") is None
@@ -101,11 +101,11 @@ async def test_a_server_that_lost_a_batch_can_write_nothing(place: str) -> None:
         await rows.record(batch.id, "s2", [result(2)])
         taken = await rows.owned(batch.id, "s2")
         assert taken is not None
-        assert taken.attempts == 0  # there is progress
+        assert taken.attempts == 0  # reset by the record
 
 
-async def test_a_heartbeat_goes_on_while_a_server_has_a_batch(place: str) -> None:
-    async with stored(place) as store:
+async def test_a_server_is_registered_while_it_owns_a_batch(location: str) -> None:
+    async with stored(location) as store:
         batch = await batch_of(store, num_lines=5)
         await store.jobs.beat("s1")
         assert await store.jobs.servers() == {"s1": 1}
@@ -114,8 +114,8 @@ async def test_a_heartbeat_goes_on_while_a_server_has_a_batch(place: str) -> Non
         assert await store.jobs.servers() == {}
 
 
-async def test_batches_are_claimed_by_turns_of_their_owners(place: str) -> None:
-    async with stored(place) as store:
+async def test_owners_alternate_when_batches_are_claimed(location: str) -> None:
+    async with stored(location) as store:
         first, second = await batch_of(store), await batch_of(store)
         third = await batch_of(store, OTHER)
         claim = partial(store.batches.claim, "s1", "demo")
@@ -124,8 +124,8 @@ async def test_batches_are_claimed_by_turns_of_their_owners(place: str) -> None:
         assert await store.batches.any_waiting("demo")
 
 
-async def test_the_end_is_one_transaction_and_old_rows_are_swept(place: str) -> None:
-    async with stored(place) as store:
+async def test_the_end_is_one_transaction_and_old_rows_are_swept(location: str) -> None:
+    async with stored(location) as store:
         rows, files = store.batches, store.files
         batch = await batch_of(store, num_lines=2)
         await rows.record(batch.id, "s1", [result(1), result(2, False)])
@@ -133,7 +133,7 @@ async def test_the_end_is_one_transaction_and_old_rows_are_swept(place: str) -> 
             await files.delete(batch.input_file_id, ME)
         output = StoredFile(new_file_id(), ME, files.now, files.now + 50, "batch_output", "o", 9)
         await files.begin(output, "s1")
-        with pytest.raises(FileNotFoundFault):  # not before the end
+        with pytest.raises(FileNotFoundFault):  # not visible before the end
             await files.get(output.id, ME)
         assert await rows.end(batch.id, "s1", "completed", output=output)
         ended = await rows.get(batch.id, ME)
@@ -142,7 +142,7 @@ async def test_the_end_is_one_transaction_and_old_rows_are_swept(place: str) -> 
         assert await rows.sweep(1e9)
         assert await rows.answered(batch.id) == set()
         assert not await rows.sweep(1e9)
-        assert await rows.sweep(-1.0)  # long ago
+        assert await rows.sweep(-1.0)  # with a negative ttl, the batch is old
         with pytest.raises(BatchNotFoundError):
             await rows.get(batch.id, ME)
         await files.delete(batch.input_file_id, ME)
@@ -151,8 +151,8 @@ async def test_the_end_is_one_transaction_and_old_rows_are_swept(place: str) -> 
         assert await files.sweep() == []
 
 
-async def test_a_quota_counts_uploads_in_progress(place: str) -> None:
-    async with stored(place) as store:
+async def test_a_quota_counts_uploads_in_progress(location: str) -> None:
+    async with stored(location) as store:
         quota = Quota(60, 3, 100, 1000)
 
         async def begin(size: int) -> int:
@@ -160,7 +160,7 @@ async def test_a_quota_counts_uploads_in_progress(place: str) -> None:
             return await store.files.begin(file, "s1", quota)
 
         assert await begin(0) == 60  # of unknown size
-        assert await begin(0) == 40  # what is left
+        assert await begin(0) == 40  # the remaining quota
         with pytest.raises(Exception, match="--batch-max-bytes"):
             await begin(1)
         await store.jobs.expire("s1", None)
@@ -169,9 +169,9 @@ async def test_a_quota_counts_uploads_in_progress(place: str) -> None:
             await begin(1)
 
 
-async def test_a_restart_puts_the_batches_of_the_dead_back(tmp_path: Path) -> None:
-    place = str(tmp_path / "store.sqlite3")
-    async with stored(place) as store:
+async def test_a_restart_puts_batches_of_dead_servers_back(tmp_path: Path) -> None:
+    location = str(tmp_path / "store.sqlite3")
+    async with stored(location) as store:
         await batch_of(store, num_lines=3)
-    async with stored(place) as store:
+    async with stored(location) as store:
         assert await store.batches.any_waiting("demo")

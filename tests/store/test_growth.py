@@ -1,4 +1,4 @@
-"""The work of a request does not grow with what is stored, counted in instructions of SQLite's machine."""
+"""The work of a request, in SQLite instructions, does not grow with the number of stored rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from chorale.store.database.sqlite import SqliteDatabase
 from chorale.store.files import FileFilter, Quota, StoredFile, new_file_id
 from chorale.store.store import ResponseStore, SqliteStore
-from tests.store.test_batches import batch_of, place, result, stored  # noqa: F401
+from tests.store.test_batches import batch_of, location, result, stored  # noqa: F401
 from tests.store.test_store import make
 
 QUOTA = Quota(10**6, 10**6, 10**9, 10**9)
@@ -35,19 +35,19 @@ WORK: dict[str, Work] = {
 
 
 class Steps:
-    """Counts the instructions and the statements of a store."""
+    """Counts the instructions and statements that a store executes."""
 
     def __init__(self, store: ResponseStore) -> None:
         self.num_steps = self.num_statements = 0
         self._store = store
 
     async def watch(self, on: bool = True) -> None:
-        def job(db: SqliteDatabase) -> None:
+        def operation(db: SqliteDatabase) -> None:
             db.set_progress_handler(self._step if on else None, 1)
             db.set_trace_callback(self._statement if on else None)
 
-        await self._store._access.write(job)  # type: ignore[arg-type]
-        await self._store._access.read(job)  # type: ignore[arg-type]
+        await self._store._access.write(operation)  # type: ignore[arg-type]
+        await self._store._access.read(operation)  # type: ignore[arg-type]
 
     def _step(self) -> None:
         self.num_steps += 1
@@ -73,11 +73,11 @@ async def grow(store: ResponseStore, num: int) -> None:
 
 
 @pytest.mark.parametrize("name", WORK)
-async def test_work_is_the_same_beside_many_files_and_answered_lines(name: str, tmp_path: Path) -> None:
+async def test_work_does_not_grow_with_files_and_answered_lines(name: str, tmp_path: Path) -> None:
     async def steps_at(num: int) -> int:
         store = SqliteStore(str(tmp_path / f"{num}.sqlite3"))
         await grow(store, num)
-        await WORK[name](store)  # what is prepared once
+        await WORK[name](store)  # prepares the statements
         counted = Steps(store)
         await counted.watch()
         await WORK[name](store)
@@ -106,8 +106,8 @@ async def test_a_chain_is_one_query(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_totals_of_files_follow_every_change_of_a_row(place: str) -> None:  # noqa: F811
-    async with stored(place) as store:
+async def test_totals_of_files_follow_every_change_of_a_row(location: str) -> None:  # noqa: F811
+    async with stored(location) as store:
 
         async def totals() -> tuple[int, int]:
             stats = await store.batches.stats()

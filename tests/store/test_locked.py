@@ -1,4 +1,4 @@
-"""The store while another process holds its write lock: one deadline for all, then a truthful answer."""
+"""The store while another process has its write lock: all operations share one deadline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.store.postgres import hung
 
 HELLO = "<|channel|>final<|message|>Hello.<|return|>"
 LOCK_SECONDS = 0.6
-SLACK = 4.0  # seconds, for two busy cores; the jobs of a test would take longer one after another
+SLACK = 4.0  # seconds, for two busy cores; operations that wait one after another take longer
 
 
 @contextlib.contextmanager
@@ -38,8 +38,8 @@ def opened(path: Path) -> SqliteStore:
     return SqliteStore(str(path), lock_seconds=LOCK_SECONDS)
 
 
-async def test_all_that_wait_for_the_lock_share_one_deadline(tmp_path: Path) -> None:
-    """Finding 5: each of six responses waited for its turn in the line, and the last one for minutes."""
+async def test_requests_that_wait_for_the_lock_share_one_deadline(tmp_path: Path) -> None:
+    """Once, responses waited for the lock one after another, and the last of six for minutes."""
     path = tmp_path / "r.sqlite3"
     async with serve(HELLO, store=opened(path)) as server:
         kept = (await server.post(input="before"))[1]
@@ -55,7 +55,7 @@ async def test_all_that_wait_for_the_lock_share_one_deadline(tmp_path: Path) -> 
         assert (await server.post(input="after"))[1]["store"] is True
 
 
-async def test_a_stream_holds_its_last_event_no_longer(tmp_path: Path) -> None:
+async def test_the_end_of_a_stream_waits_no_longer_than_the_deadline(tmp_path: Path) -> None:
     path = tmp_path / "r.sqlite3"
     async with serve(HELLO, store=opened(path)) as server:
         with write_lock(path):
@@ -74,7 +74,7 @@ async def test_a_stream_holds_its_last_event_no_longer(tmp_path: Path) -> None:
         ("/v1/conversations", {}),
     ],
 )
-async def test_what_needs_the_store_is_a_503(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+async def test_requests_that_need_the_store_get_503(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
     file = tmp_path / "r.sqlite3"
     async with serve(HELLO, store=opened(file)) as server:
         with write_lock(file):
@@ -94,20 +94,20 @@ async def test_a_conversation_is_released_with_a_later_heartbeat(tmp_path: Path)
         made = await server.sdk.conversations.create()
         with write_lock(path):
             refused = await server.http.post("/v1/responses", json={"input": "a", "conversation": made.id})
-            assert refused.status_code == 503  # it could not be taken
+            assert refused.status_code == 503  # the lease could not be taken
         lock = write_lock(path)
         background, store = server.app.state.background, server.store
-        hold = await store.conversations.take(made.id, b"", background.leases.server_id)
+        lease = await store.conversations.take(made.id, b"", background.leases.server_id)
         with lock:
             began = time.monotonic()
-            await background.leases.release(store, hold)
+            await background.leases.release(store, lease)
             assert time.monotonic() - began < LOCK_SECONDS + SLACK
-        assert (await server.post(input="a", conversation=made.id))[0] == 400  # still held
+        assert (await server.post(input="a", conversation=made.id))[0] == 400  # still leased
         await background._look(store)
         assert (await server.post(input="a", conversation=made.id))[0] == 200
 
 
-async def test_jobs_that_come_later_have_a_later_deadline(tmp_path: Path) -> None:
+async def test_later_operations_have_a_later_deadline(tmp_path: Path) -> None:
     path = tmp_path / "r.sqlite3"
 
     store = opened(path)
@@ -139,7 +139,7 @@ async def test_a_hung_postgresql_delays_no_answer_beyond_the_deadline(database: 
         kept = (await server.post(input="before"))[1]
         path = f"/v1/responses/{kept['id']}"
         with hung(database):
-            for _ in range(2):  # the second time, with connections that are lost
+            for _ in range(2):  # the second time, the connections are lost
                 began = time.monotonic()
                 async with asyncio.timeout(30):
                     answers = await asyncio.gather(*(server.post(input="a") for _ in range(12)))
@@ -149,7 +149,7 @@ async def test_a_hung_postgresql_delays_no_answer_beyond_the_deadline(database: 
                     server.http.post("/v1/responses", json={"input": "a", "background": True}),
                 ):
                     assert (await asked).status_code == 503
-                assert time.monotonic() - began < LOCK_SECONDS + 2 + SLACK  # 2: the least of a connection
+                assert time.monotonic() - began < LOCK_SECONDS + 2 + SLACK  # 2: connect_timeout
         await recovered(server.store)
         assert (await server.http.get(path)).status_code == 200
         assert (await server.post(input="after"))[1]["store"] is True

@@ -1,4 +1,4 @@
-"""A server whose disk is full or read-only starts, answers without storing, and says so."""
+"""A server whose disk is full or read-only starts, answers without storing, and logs a warning."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SCRIPT = ("-m", "tests.support.store.small_disk")
 
 
 def _namespaces() -> bool:
-    """Whether this machine lets us mount a small disk of our own."""
+    """Returns whether this machine allows mounting a small disk in a namespace."""
     if shutil.which("unshare") is None or shutil.which("mount") is None:
         return False
     tried = ["unshare", "-Urm", "mount", "-t", "tmpfs", "tmpfs", "/tmp"]
     return subprocess.run(tried, capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.skipif(not _namespaces(), reason="no mount namespaces of our own here (unshare -Urm)")
+@pytest.mark.skipif(not _namespaces(), reason="cannot create a mount namespace (unshare -Urm)")
 @pytest.mark.parametrize(
     ("cases", "num_warnings"),
     [

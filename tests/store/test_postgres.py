@@ -1,4 +1,4 @@
-"""What only PostgreSQL has: connections that break, several writers, an address that is wrong."""
+"""PostgreSQL only: broken connections, several writers, wrong addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.store.test_store import make, opened
 from tests.support.responses import HELLO, serve
 
 
-async def test_a_broken_connection_is_opened_anew(database: str) -> None:
+async def test_a_broken_connection_is_reopened(database: str) -> None:
     import psycopg
 
     store = opened(database)
@@ -51,8 +51,8 @@ async def test_many_writers_keep_the_totals_exact(database: str) -> None:
         await store.close()
 
 
-async def test_conversations_and_completions(database: str) -> None:
-    """Every statement that the shared tests of the store do not run on PostgreSQL."""
+async def test_conversations_and_completions_are_stored(database: str) -> None:
+    """Runs every statement that the shared tests of the store do not run on PostgreSQL."""
     async with serve(HELLO, store=opened(database)) as server:
         api = server.sdk.conversations
         items = [{"type": "message", "role": "user", "content": str(i)} for i in range(3)]
@@ -78,7 +78,7 @@ async def test_conversations_and_completions(database: str) -> None:
         assert (stats.num_responses, stats.num_conversations) == (1, 0)
 
 
-def test_what_cannot_be_reached_is_said_without_the_password(tmp_path: Path) -> None:
+def test_the_error_for_an_unreachable_server_omits_the_password(tmp_path: Path) -> None:
     pytest.importorskip("psycopg")
     with pytest.raises(StoreError, match="cannot open") as caught:
         opened(f"postgresql://me:hunter2@/nothing?host={tmp_path}")
@@ -94,7 +94,7 @@ def test_what_cannot_be_reached_is_said_without_the_password(tmp_path: Path) -> 
         "postgresql://me:p@hunter2@nosuchhost.invalid/db",
     ],
 )
-def test_a_malformed_url_is_said_without_the_password(url: str) -> None:
+def test_the_error_for_a_malformed_url_omits_the_password(url: str) -> None:
     pytest.importorskip("psycopg")
     with pytest.raises(ConfigError) as caught:
         check_store(url)
@@ -112,7 +112,7 @@ def test_newer_tables_are_refused(database: str) -> None:
         opened(database)
 
 
-def test_the_driver_is_needed_only_for_its_url() -> None:
+def test_psycopg_is_needed_only_for_a_postgresql_url() -> None:
     code = (
         "import sys; sys.modules['psycopg'] = None\n"
         "from chorale.store.store import open_store\n"

@@ -1,4 +1,4 @@
-"""Random operations on the store against a model of it: transitions, leases, totals, nothing left behind."""
+"""Random operations on the store, compared with a model: transitions, leases, totals, no orphaned rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.store = SqliteStore()
-        self.live: dict[str, tuple[StoredResponse, str, int]] = {}  # id -> row, server_id, events
+        self.live: dict[str, tuple[StoredResponse, str, int]] = {}  # by id: response, server, num_events
         self.final: dict[str, dict[str, Any]] = {}
         self.conversations: dict[str, list[str]] = {}
         self.leases: dict[str, tuple[Lease, str]] = {}
@@ -40,7 +40,7 @@ class StoreMachine(RuleBasedStateMachine):
         return self.loop.run_until_complete(work)
 
     def pick(self, entries: Any, number: int) -> Any:
-        return list(entries)[number % len(entries)]  # in the order of making: ids are random
+        return list(entries)[number % len(entries)]  # in order of creation, since ids are random
 
     # ------------------------------------------------------------------ responses
 
@@ -99,7 +99,7 @@ class StoreMachine(RuleBasedStateMachine):
             del self.live[response_id]
             self.final[response_id] = self.run(self.store.get(response_id, b"")).to_object()
             assert self.final[response_id]["status"] == "failed"
-        self.leases = {key: held for key, held in self.leases.items() if held[1] != server_id}
+        self.leases = {key: entry for key, entry in self.leases.items() if entry[1] != server_id}
 
     @rule(server_id=st.sampled_from(SERVERS))
     def beat(self, server_id: str) -> None:
@@ -160,7 +160,7 @@ class StoreMachine(RuleBasedStateMachine):
         del self.conversations[conversation_id]
         self.leases.pop(conversation_id, None)
 
-    # ------------------------------------------------------------------ what always holds
+    # ------------------------------------------------------------------ invariants
 
     @invariant()
     def reads_agree(self) -> None:

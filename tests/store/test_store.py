@@ -1,4 +1,4 @@
-"""The response store: what was acknowledged is there, bounds hold, branches share their past."""
+"""The response store: acknowledged writes are durable, bounds are kept, branches share their history."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_round_trip(path: str) -> None:
 @pytest.mark.parametrize(
     "bad", ["", "resp_", "resp_" + "0" * 31, "resp_" + "G" * 32, "x' OR 1=1 --", "resp_" + "0" * 32 + "\n"]
 )
-async def test_ids_of_another_form_are_not_looked_up(bad: str) -> None:
+async def test_malformed_ids_are_not_looked_up(bad: str) -> None:
     store = SqliteStore()
     assert await store.get(bad, b"") is None
     assert not await store.delete(bad, b"")
@@ -116,7 +116,7 @@ async def test_owners_do_not_see_each_other(path: str) -> None:
 
 @pytest.mark.parametrize("tokens_first", [True, False])
 async def test_an_item_with_the_models_tokens_is_preferred(path: str, tokens_first: bool) -> None:
-    """A client sends an item back as its input: only the first copy can be replayed to the token."""
+    """A client may send an output back as input, but only the original can be replayed exactly."""
     store = opened(path)
     written = make()
     (output,) = written.output
@@ -128,7 +128,7 @@ async def test_an_item_with_the_models_tokens_is_preferred(path: str, tokens_fir
     await store.close()
 
 
-async def test_branches_share_their_past_and_stay_apart(path: str) -> None:
+async def test_branches_share_their_history_and_stay_independent(path: str) -> None:
     store = opened(path)
     root = make(text="root")
     await store.put(root)
@@ -150,7 +150,7 @@ async def test_branches_share_their_past_and_stay_apart(path: str) -> None:
     await store.close()
 
 
-async def test_a_chain_beyond_any_window_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_chain_larger_than_any_context_window_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "MAX_CHAIN_BYTES", 40_000)
 
     store = SqliteStore()
@@ -166,7 +166,7 @@ async def test_a_chain_beyond_any_window_is_refused(monkeypatch: pytest.MonkeyPa
     await store.close()
 
 
-async def test_the_count_is_bounded_and_live_chains_stay() -> None:
+async def test_the_count_is_bounded_and_used_chains_stay() -> None:
     now = [0.0]
     store = SqliteStore(bounds=Bounds(max_responses=10), clock=lambda: now[0])
     tip = root = make()
@@ -185,7 +185,7 @@ async def test_the_count_is_bounded_and_live_chains_stay() -> None:
     await store.close()
 
 
-async def test_bytes_are_bounded_a_little_at_a_time(tmp_path: Path) -> None:
+async def test_each_write_evicts_a_few_rows_beyond_the_byte_bound(tmp_path: Path) -> None:
     file = tmp_path / "r.sqlite3"
     store = SqliteStore(str(file))
     for _ in range(100):
@@ -202,13 +202,13 @@ async def test_bytes_are_bounded_a_little_at_a_time(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_age_is_bounded_even_while_idle() -> None:
+async def test_expired_responses_are_evicted_while_idle() -> None:
     now = [1000.0]
     store = SqliteStore(bounds=Bounds(ttl=50.0), clock=lambda: now[0], idle_seconds=0.02)
     old = make()
     await store.put(old)
     now[0] += 51.0
-    assert await store.get(old.id, b"") is None  # gone before it is evicted
+    assert await store.get(old.id, b"") is None  # hidden before it is evicted
     for _ in range(100):
         if (await store.stats()).num_responses == 0:
             break
@@ -221,7 +221,7 @@ def _num_pages(db: Database) -> int:
     return int(db.execute("PRAGMA page_count").fetchone()[0])
 
 
-async def test_an_idle_store_returns_to_its_bound_at_once_and_gives_the_space_back(tmp_path: Path) -> None:
+async def test_an_idle_store_evicts_down_to_its_bound_and_releases_space(tmp_path: Path) -> None:
     file = tmp_path / "r.sqlite3"
     store = SqliteStore(str(file))
     await asyncio.gather(*(store.put(make(text="x" * 3000)) for _ in range(1500)))
@@ -229,7 +229,7 @@ async def test_an_idle_store_returns_to_its_bound_at_once_and_gives_the_space_ba
     num_pages = file.stat().st_size // 4096
     pauses: list[float] = []
     store = SqliteStore(str(file), Bounds(max_responses=10), idle_seconds=0.01)
-    store._access.writer._idle_seconds = 1e9  # whatever follows is one round after the other
+    store._access.writer._idle_seconds = 1e9  # no idle run but the first and its repetitions
     tidy = store._access.tidy
     store._access.writer._idle = lambda db: pauses.append(time.thread_time()) or tidy(db)
     async with asyncio.timeout(60):
@@ -241,7 +241,7 @@ async def test_an_idle_store_returns_to_its_bound_at_once_and_gives_the_space_ba
     await store.close()
 
 
-async def test_reopening_keeps_everything_and_two_processes_may_share(tmp_path: Path) -> None:
+async def test_a_file_can_be_reopened_and_shared_by_two_stores(tmp_path: Path) -> None:
     file = str(tmp_path / "r.sqlite3")
     first, second = SqliteStore(file), SqliteStore(file)
     a, b = make(), make()
@@ -256,7 +256,7 @@ async def test_reopening_keeps_everything_and_two_processes_may_share(tmp_path: 
     assert (Path(file).stat().st_mode & 0o777) == 0o600
 
 
-async def test_many_at_once(path: str) -> None:
+async def test_many_concurrent_operations_are_consistent(path: str) -> None:
     store = opened(path)
     responses = [make(text=str(i)) for i in range(300)]
 
@@ -273,7 +273,7 @@ async def test_many_at_once(path: str) -> None:
     await store.close()
 
 
-async def test_one_faulty_put_does_not_take_others_with_it(path: str) -> None:
+async def test_one_faulty_put_does_not_fail_others(path: str) -> None:
     store = opened(path)
     good, twice = make(), make()
     await store.put(twice)
@@ -287,7 +287,7 @@ async def test_one_faulty_put_does_not_take_others_with_it(path: str) -> None:
 
 
 async def test_a_full_disk_fails_the_put_and_nothing_else(tmp_path: Path) -> None:
-    """``max_page_count`` is SQLite's own disk that fills up."""
+    """SQLite's ``max_page_count`` simulates the full disk."""
     store = SqliteStore(str(tmp_path / "r.sqlite3"))
     small = make()
     await store.put(small)
@@ -343,7 +343,7 @@ def test_a_file_of_another_format_is_refused_not_destroyed(found: int, tmp_path:
     assert list(tmp_path.glob("*.corrupt-*")) == []
 
 
-async def test_open_store(
+async def test_open_store_uses_the_configured_location(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def roundtrip(config: ServerConfig) -> None:
@@ -367,7 +367,7 @@ async def test_open_store(
 
 
 def test_killed_writers_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    """kill -9 of the writing process at a random moment, ten times on one file."""
+    """Kills the writing process at a random moment, ten times with one file."""
     file, rng, acknowledged = tmp_path / "r.sqlite3", random.Random(7), set[str]()
     script = "tests.support.store.store_writer"
     for run in range(10):
@@ -378,7 +378,7 @@ def test_killed_writers_lose_nothing_that_was_acknowledged(tmp_path: Path) -> No
             acknowledged.add(child.stdout.readline().strip())
             time.sleep(rng.uniform(0.0, 0.2))
             child.kill()
-            # A line that the kill cut in two was never printed whole.
+            # Ignores a line that the kill has truncated.
             acknowledged.update(line.strip() for line in child.stdout if line.endswith("\n"))
 
     async def check() -> None:
