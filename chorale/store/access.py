@@ -23,12 +23,12 @@ OfRows = TypeVar("OfRows", bound="Rows")
 
 EVICT_ROWS = 4  # most rows that one write evicts, so that no write is slow
 _TIDY_ROWS = 32  # most rows per eviction in ``tidy``
-_TIDY_SECONDS = 0.01  # most time for which ``tidy`` may delay a write
+_TIDY_SECONDS = 0.01  # longest time that ``tidy`` may delay a write
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """``max_responses`` includes conversations. ``ttl``: seconds since a row was last used."""
+    """``max_responses`` also counts conversations. ``ttl``: seconds from a row's last use to its expiry."""
 
     max_responses: int = 100_000
     max_bytes: int = 10 * 2**30
@@ -36,9 +36,9 @@ class Bounds:
 
 
 class Access:
-    """``connect(True)`` opens the writer's connection, ``connect(False)`` the reader's, unless ``one``.
+    """The connections to a database. ``connect(True)`` opens the writer's, ``connect(False)`` the reader's.
 
-    ``one``: reads use the writer's connection. ``begin``: runs before any other write.
+    ``one``: reads use the writer's connection. ``begin``: the first operation of the writer.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class Access:
     # ------------------------------------------------------------------ called on the threads
 
     def oldest(self) -> float:
-        """Returns the earliest unexpired time of use. Older rows are hidden even before they are evicted."""
+        """Returns the time of last use before which rows have expired and are hidden, evicted or not."""
         return self.clock() - self.bounds.ttl
 
     def tidy(self, db: Database) -> bool:
         """Evicts rows and releases free space while idle. Returns whether there is more to do."""
         end = time.monotonic() + _TIDY_SECONDS
-        db.begin(writes=True, seconds=0.0)  # no waiting for locks: requests come first
+        db.begin(writes=True, seconds=0.0)  # does not wait for locks: requests come first
         num_evicted = self.evict(db, _TIDY_ROWS)
         is_more = num_evicted == _TIDY_ROWS
         while is_more and time.monotonic() < end:
@@ -104,7 +104,7 @@ class Access:
         return db.give_back(num_evicted) or is_more
 
     def evict(self, db: Database, most: int = EVICT_ROWS) -> int:
-        """Evicts up to ``most`` rows beyond a bound, in LRU order. Returns their number.
+        """Evicts up to ``most`` rows in LRU order while a bound is exceeded. Returns their number.
 
         Running responses and leased conversations are never evicted.
         """
@@ -129,7 +129,7 @@ class Access:
 
 
 class Rows:
-    """Operations on some tables. Their coroutines raise ``StoreError`` if the database fails."""
+    """Base class of operations on tables. Coroutines raise ``StoreError`` if the database fails."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

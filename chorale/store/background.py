@@ -91,7 +91,7 @@ class BackgroundResponses(Rows):
 
     @writes
     def settle(self, db: Database, response_id: str, owner: bytes) -> None:
-        """Makes the response not resumable, before a reader gets its events."""
+        """Marks the response as not resumable. Called before a reader gets its events."""
         row = _live(db, "seq", response_id, owner)
         if row is not None:
             _forget_request(db, row[0])
@@ -107,7 +107,7 @@ class BackgroundResponses(Rows):
 
     @writes
     def claim(self, db: Database, response_id: str, server_id: str) -> Claimed | None:
-        """Takes a waiting response. Returns None if another server took it, or if it was deleted."""
+        """Claims a waiting response. Returns None if another server claimed it, or if it was deleted."""
         if not take(db, "responses", response_id, server_id):
             return None
         *row, request = owned(db, "responses", f"{COLUMNS}, request", response_id, server_id)
@@ -124,7 +124,7 @@ class BackgroundResponses(Rows):
 
     @writes
     def put_back(self, db: Database, server_id: str, response_id: str | None = None) -> list[str]:
-        """Lets a resumable response, or all of this server, wait for another server. Returns their ids.
+        """Queues resumable responses of this server, or one of them, for another server. Returns their ids.
 
         The attempt is not counted.
         """
@@ -161,7 +161,7 @@ class BackgroundResponses(Rows):
 
     @reads
     def events(self, db: Database, response_id: str, owner: bytes, start: int) -> EventPage | None:
-        """Returns events from number ``start``, which must begin a chunk."""
+        """Returns the events from event number ``start``, which must be the first of a chunk."""
         if not RESPONSE_ID.fullmatch(response_id):
             return None
         row = db.execute(
@@ -189,7 +189,7 @@ class BackgroundResponses(Rows):
 def put_back(
     db: Database, server_id: str, response_id: str | None = None, *, died: bool = False
 ) -> list[str]:
-    """Lets a server's resumable responses, or one of them, wait for another server. Returns their ids.
+    """Queues a server's resumable responses, or one of them, for another server. Returns their ids.
 
     ``died``: the server has died, so the attempt is counted.
     """

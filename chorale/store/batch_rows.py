@@ -59,7 +59,7 @@ class StoredBatch:
     num_lines: int = 0
     num_completed: int = 0
     num_failed: int = 0
-    attempts: int = 0  # servers that died while they ran it, since the last record
+    attempts: int = 0  # number of servers that died running the batch since its last record
     tokens: Tokens = Tokens()
 
     @property
@@ -139,7 +139,7 @@ def change_status(db: Database, seq: int, batch: StoredBatch, status: str, now: 
 
 
 def release_batches(db: Database, server_id: str, num_attempts: int = 1) -> None:
-    """Puts a server's batches back for another server.
+    """Releases a server's batches, so that other servers can claim them.
 
     ``num_attempts``: 1 for a dead server, so that a batch that crashes every server is not retried forever.
     """

@@ -47,7 +47,7 @@ class BatchStats:
 
 
 class Batches(Rows):
-    """All batches. Methods of the owning server return None or False if it has lost the batch."""
+    """All batches. Methods for the owning server return None or False if it no longer owns the batch."""
 
     @writes
     def create(self, db: Database, batch: StoredBatch, served_model: str, max_live: int) -> None:
@@ -95,7 +95,7 @@ class Batches(Rows):
 
     @writes
     def cancel(self, db: Database, batch_id: str, owner: bytes) -> StoredBatch:
-        """Asks the owning server to cancel a batch.
+        """Marks a batch as cancelling, for its server to cancel it.
 
         Raises ``BatchNotFoundError``, or ``ConflictError`` if the batch is finalizing or has ended.
         """
@@ -117,7 +117,7 @@ class Batches(Rows):
 
     @writes
     def claim(self, db: Database, server_id: str, served_model: str) -> str | None:
-        """Takes the oldest waiting batch of the owners with the fewest running batches. Returns its id."""
+        """Claims the oldest waiting batch of the owners with the fewest running batches. Returns its id."""
         row = db.execute(
             "SELECT id FROM batches WHERE server_id = ? AND served_model = ? ORDER BY"
             " (SELECT COUNT(*) FROM batches AS other WHERE other.owner = batches.owner"
@@ -133,7 +133,7 @@ class Batches(Rows):
 
     @writes
     def release(self, db: Database, server_id: str) -> None:
-        """Puts the server's batches back for another server, or the next start of this one."""
+        """Releases the server's batches. Another server, or this one after a restart, can claim them."""
         release_batches(db, server_id, 0)
 
     @reads
@@ -193,7 +193,7 @@ class Batches(Rows):
     def results(
         self, db: Database, batch_id: str, completed: bool | None, after: int, limit: int
     ) -> list[tuple[int, bytes]]:
-        """Returns (line, data) of records after line ``after``. ``completed`` None: of all records."""
+        """Returns (line, data) of records after line ``after``. ``completed`` None: all records."""
         rows = db.execute(
             f"SELECT line, data FROM batch_results WHERE batch_seq = ({_SEQ})"
             " AND completed = COALESCE(?, completed) AND line > ? ORDER BY line LIMIT ?",
@@ -246,7 +246,7 @@ class Batches(Rows):
     async def sweep(self, ttl: float) -> bool:
         """Deletes some records of ended batches, or some batches that ended more than ``ttl`` seconds ago.
 
-        Returns whether there were any.
+        Returns whether there was anything to delete.
         """
         oldest = self.now - ttl
         found = await self._is_due(oldest)

@@ -36,7 +36,7 @@ _ITEMS = Paged("conversation_items", scope="conversation_seq", key="position")
 
 
 class Conversations(Rows):
-    """Raises ``ConversationNotFoundError`` for unknown ids, ``ConversationLockedError`` during a lease."""
+    """Methods may raise ``ConversationNotFoundError``, or ``ConversationLockedError`` during a lease."""
 
     @writes
     def create(
@@ -76,7 +76,7 @@ class Conversations(Rows):
 
     @reads
     def history(self, db: Database, conversation_id: str, owner: bytes) -> list[StoredItem]:
-        """Returns all items, oldest first. Raises ``ContextLengthError`` beyond any context window."""
+        """Returns all items, oldest first. Raises ``ContextLengthError`` if they are too large."""
         _check(conversation_id)
         return read_conversation(db, conversation_id, owner, self._access.oldest())
 
@@ -107,7 +107,7 @@ class Conversations(Rows):
     def append(
         self, db: Database, conversation_id: str, owner: bytes, items: Sequence[StoredItem]
     ) -> list[StoredItem]:
-        """Appends items and returns them as stored. An id that the conversation already has is replaced."""
+        """Appends items and returns them as stored. An id already in the conversation is replaced."""
         seq, _ = self._find(db, conversation_id, owner)
         _check_unleased(db, seq)
         added = _add_items(db, seq, items, self.now)
@@ -170,7 +170,7 @@ def _check_unleased(db: Database, seq: int) -> None:
 
 
 def _add_items(db: Database, seq: int, items: Sequence[StoredItem], now: float) -> list[StoredItem]:
-    """Appends items and returns them as stored. An id that the conversation already has is replaced."""
+    """Appends items and returns them as stored. An id already in the conversation is replaced."""
     start = db.execute("SELECT next_position FROM conversations WHERE seq = ?", (seq,)).fetchone()[0]
     added: list[StoredItem] = []
     size = 0
@@ -209,7 +209,7 @@ def _find_item(db: Database, seq: int, item_id: str) -> StoredItem | None:
 
 
 def _remove_item(db: Database, seq: int, item_id: str, now: float) -> bool:
-    """Removes an item. A call is removed with its outputs: without it, they would fail later requests."""
+    """Removes an item. A call is removed with its outputs, which alone would make later requests fail."""
     stored = _find_item(db, seq, item_id)
     if stored is None:
         return False

@@ -23,7 +23,7 @@ FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 _COLUMNS = "id, owner, created, expires, purpose, filename, num_bytes"
 _READY = "state = 'ready' AND (expires IS NULL OR expires > ?)"
 _EXPIRED = (
-    "state = 'ready' AND expires <= ?"  # uses the index on these columns
+    "state = 'ready' AND expires <= ?"  # matches the condition of index files_expires
     " AND NOT EXISTS (SELECT 1 FROM batches WHERE input_file_id = files.id AND ended IS NULL)"
 )
 _SWEPT = 64  # most files per call of ``sweep``
@@ -66,7 +66,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """``max_file_bytes`` per file, ``max_files`` and ``max_bytes`` per owner, ``max_total_bytes`` in all."""
+    """``max_file_bytes``: per file. ``max_files``, ``max_bytes``: per owner. ``max_total_bytes``: overall."""
 
     max_file_bytes: int
     max_files: int
@@ -89,11 +89,11 @@ class Files(Rows):
 
     def __init__(self, access: Access) -> None:
         super().__init__(access)
-        self._failed: set[str] = set()  # failed uploads whose rows are still to be changed
+        self._failed: set[str] = set()  # failed uploads whose rows are still ``uploading``
 
     @writes
     def begin(self, db: Database, file: StoredFile, server_id: str, quota: Quota | None = None) -> int:
-        """Adds the row of an upload of at most ``file.num_bytes``, or of unknown size if that is 0.
+        """Adds the row of an upload. ``file.num_bytes``: its maximum size, or 0 if unknown.
 
         Returns its maximum size in bytes, which the quota counts until ``finish``. Raises ``QueueFullError``
         or ``PayloadTooLargeError`` if the quota does not allow it.
@@ -129,7 +129,7 @@ class Files(Rows):
 
     @writes
     def delete(self, db: Database, file_id: str, owner: bytes) -> None:
-        """Deletes a file. Raises ``FileNotFoundFault``, or ``FileInUseError`` if a batch still reads it."""
+        """Deletes a file. Raises ``FileNotFoundFault``, or ``FileInUseError`` if a live batch reads it."""
         find_file(db, file_id, owner, self.now)
         user = db.execute("SELECT id FROM batches WHERE input_file_id = ? AND ended IS NULL", (file_id,))
         if (row := user.fetchone()) is not None:

@@ -27,7 +27,7 @@ class Jobs(Rows):
 
     @writes
     def beat(self, db: Database, server_id: str) -> set[str]:
-        """Counts a heartbeat. Returns the ids of the server's live responses.
+        """Records a heartbeat. Returns the ids of the server's live responses.
 
         Unregisters a server that owns nothing, so that idle servers write nothing.
         """
@@ -46,7 +46,7 @@ class Jobs(Rows):
 
     @writes
     def expire(self, db: Database, server_id: str, beat: int | None) -> list[str]:
-        """Puts back or ends all that a dead server owns, if its number of heartbeats is still ``beat``.
+        """Releases or ends everything that a dead server owns, if it still has ``beat`` heartbeats.
 
         Returns the ids of the responses that failed. A process that stops normally expires itself, with
         ``beat`` None.
@@ -59,7 +59,7 @@ class Jobs(Rows):
 
 
 def register(db: Database, server_id: str) -> None:
-    """Registers the server before it owns anything."""
+    """Registers the server, which must happen before it owns anything."""
     db.execute("INSERT INTO servers (id, beat) VALUES (?, 0) ON CONFLICT (id) DO NOTHING", (server_id,))
 
 

@@ -22,7 +22,7 @@ from chorale.store.protocol import (
 
 MAX_CHAIN = 10_000  # most responses in a chain
 MAX_CHAIN_BYTES = 64 * 2**20  # maximum size of a chain, a hundred times the context window
-TOUCH_SECONDS = 60.0  # a chain is marked as used at most once in this time
+TOUCH_SECONDS = 60.0  # a chain is marked as used at most once per this interval
 ROW_BYTES = 512  # approximate overhead of a row and its index entries
 COLUMNS = "seq, id, owner, previous_id, created, status, body, conversation_id, conversation_end"
 
@@ -63,7 +63,7 @@ def insert_items(db: Database, seq: int, rows: list[ItemRow], *, start: int, is_
 
 
 def read_items(db: Database, seq: int) -> list[tuple[int, StoredItem]]:
-    """Returns (whether it is output, item), input first."""
+    """Returns pairs (1 for output or 0 for input, item), inputs first."""
     rows = db.execute(
         "SELECT is_output, item, token_ids FROM items WHERE response_seq = ? ORDER BY position", (seq,)
     )
@@ -156,7 +156,7 @@ def delete_response(db: Database, response_id: str, owner: bytes, oldest: float)
     return bool(cursor.rowcount > 0)
 
 
-# The responses of a chain, oldest first, with their items, up to one that makes it too long.
+# The responses of a chain, oldest first, with their items, up to the first one that makes it too long.
 _CHAIN = (
     "WITH RECURSIVE chain (seq, previous_id, status, conversation_id, conversation_end, depth, size) AS ("
     " SELECT seq, previous_id, status, conversation_id, conversation_end, 1, num_bytes"

@@ -111,9 +111,9 @@ def is_postgres(location: str) -> bool:
 
 
 class ResponseStore(Rows):
-    """The store on any ``Database``.
+    """The response store, on any ``Database``.
 
-    Its coroutines never block the event loop, and raise ``StoreError`` if the disk fails.
+    Its coroutines never block the event loop, and raise ``StoreError`` if the database fails.
     """
 
     def __init__(self, access: Access, recover: Recover = without_output) -> None:
@@ -199,7 +199,7 @@ class ResponseStore(Rows):
 
 
 def _end(recover: Recover, db: Database, server_id: str) -> list[str]:
-    """Ends a dead server: its responses and batches are put back for another server, or fail.
+    """Ends the work of a dead server: its responses and batches are released for another server, or fail.
 
     Returns the ids of the responses that failed.
     """
@@ -213,7 +213,7 @@ def _end(recover: Recover, db: Database, server_id: str) -> list[str]:
 
 
 class SqliteStore(ResponseStore):
-    """``path`` is a file or ``":memory:"``.
+    """A store in SQLite. ``path``: a file, or ``":memory:"``.
 
     A full or read-only disk is not an error: nothing is stored until a write succeeds; see ``fault``.
     ``recover`` ends the responses of dead servers; the default discards their output.

@@ -26,10 +26,10 @@ from chorale.store.protocol import NoSpaceError, StoreError
 Result = TypeVar("Result")
 Operation = Callable[[Database], Any]
 
-MAX_GROUP = 64  # operations per transaction
-LOCK_SECONDS = 5.0  # from an operation's arrival to its deadline
-_BUSY_SECONDS = 0.01  # between attempts to get a lock
-_RECONNECT_SECONDS = 1.0  # between attempts to open the database
+MAX_GROUP = 64  # most operations per transaction
+LOCK_SECONDS = 5.0  # time from an operation's arrival to its deadline
+_BUSY_SECONDS = 0.01  # pause between attempts to get a lock
+_RECONNECT_SECONDS = 1.0  # pause between attempts to open the database
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Refusal:
 
 
 class ConnectionThread:
-    """``connect`` is first called before the thread starts, so that a bad file or address fails at start-up.
+    """``connect`` is first called before the thread starts, so a bad file or address fails at start-up.
 
     A full or read-only disk (``NoSpaceError``) is accepted: operations fail until the database can be opened.
     ``first``: runs once, before any other operation, as soon as the database is open. ``idle``: runs every
@@ -185,7 +185,7 @@ class ConnectionThread:
             if connection.broken and not reconnected and deadline > time.monotonic():
                 return self._attempt(group, reconnected=True)
             failure = StoreError(f"the response store failed: {error}")
-            if connection.broken:  # queued operations fail at once
+            if connection.broken:  # queued operations fail immediately
                 self._refusal.error, self._refusal.at = failure, time.monotonic()
             if len(group) < 2:
                 self._failed(group, failure)

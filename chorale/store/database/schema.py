@@ -123,8 +123,8 @@ _INDEXES = (
 def create(db: Database, types: Mapping[str, str], suffix: str) -> bool:
     """Creates the tables in the caller's transaction, unless they exist. Returns whether they are new.
 
-    The caller adds the triggers afterwards. ``types``: the database's names of column types. ``suffix``: ends
-    the statements of tables with a PRIMARY KEY clause. Raises ``ConfigError`` if they have another format.
+    The caller then adds the triggers. ``types``: the database's names of column types. ``suffix``: end of the
+    statements of tables with PRIMARY KEY clauses. Raises ``ConfigError`` if the tables have another format.
     """
     if db.has_tables():
         check_format(db.execute("SELECT version FROM schema_version").fetchone()[0])

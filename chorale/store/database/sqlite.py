@@ -1,4 +1,4 @@
-"""SQLite for the response store: opens, checks and locks the file; moves a damaged one aside."""
+"""SQLite for the response store: opens, checks and locks the file, and renames a damaged one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SqliteDatabase(sqlite3.Connection):
     def give_back(self, num_evicted: int) -> bool:
         num_free = self.execute("PRAGMA freelist_count").fetchone()[0]
         if num_evicted or num_free > _VACUUM_PAGES:
-            # One SQLite page per step. ``execute`` makes a single step, as the statement has no columns.
+            # Each step frees one SQLite page. ``execute`` makes one step, as the statement has no columns.
             self.executescript(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
         return bool(num_free > 2 * _VACUUM_PAGES)
 
@@ -73,7 +73,7 @@ def connect(path: str, *, creating: bool) -> SqliteDatabase:
 
 
 def _create(connection: SqliteDatabase) -> None:
-    if connection.has_tables():  # write nothing: the disk may be full
+    if connection.has_tables():  # does not write: the disk may be full
         create(connection, _TYPES, "")
         return
     connection.begin(writes=True, seconds=LOCK_SECONDS)
@@ -143,7 +143,7 @@ def share_file(lock_fd: int) -> None:
 
 
 def _check_or_quarantine(path: Path) -> None:
-    """Moves a damaged file and its log aside, and creates an empty file."""
+    """Renames a damaged file and its log, and creates an empty file."""
     problem = _damage(path)
     if problem is None:
         return
