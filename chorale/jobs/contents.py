@@ -252,7 +252,7 @@ async def read_file(path: Path) -> AsyncGenerator[bytes]:
 
 
 async def joined(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Joins small pieces until they have ``PIECE`` bytes; does not split large ones."""
+    """Joins small pieces into pieces of at least ``PIECE`` bytes; only the last may be smaller."""
     pending: list[bytes] = []
     size = 0
     async for piece in pieces:

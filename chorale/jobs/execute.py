@@ -142,7 +142,7 @@ def _valid(body: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LineRetries(Retries):
-    """``max_errors``: number of failures (status 500 or no answer) after which the last one is recorded.
+    """``max_errors``: number of failures (status 500 or no answer), of which the last is recorded.
     None: a status 500 is recorded at once, and a server that does not answer counts as busy.
 
     ``max_crashes``: number of engine crashes after which a line that was in flight each time is given up,

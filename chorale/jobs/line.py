@@ -34,7 +34,7 @@ class Line:
 
 
 class LineError(RequestError, code="invalid_line"):
-    """A line that cannot be sent. ``custom_id``: that of the line, or None if it cannot be read."""
+    """A line that cannot be sent. ``custom_id``: the line's id, or None if it cannot be read."""
 
     custom_id: str | None = None
 

@@ -55,7 +55,7 @@ class InputLine:
 
 
 class LineWork:
-    """``read`` yields the input in pieces. ``counted`` is called with the results of each write."""
+    """Sends a batch. ``read`` yields the input in pieces. ``counted`` is called with the stored results."""
 
     def __init__(
         self,

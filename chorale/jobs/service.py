@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 _NO_STORE = "--batch-storage needs a persistent store: name a file with --response-store"
-NONE = "none"  # value of --batch-storage without files and batches
+NONE = "none"  # value of --batch-storage that turns files and batches off
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ def open_service(config: ServerConfig, store: ResponseStore) -> BatchService | N
 
 
 def check_place(config: ServerConfig) -> None:
-    """Tries the storage that the operator named. Raises ``ConfigError``. Blocks."""
+    """Checks that the storage named by the operator can be used. Raises ``ConfigError``. Blocks."""
     if config.batch_storage not in (None, NONE):
         if config.response_store == MEMORY:
             raise ConfigError(_NO_STORE)

@@ -224,7 +224,7 @@ async def test_the_watch_continues_after_a_store_error(tmp_path: Path) -> None:
 
 
 async def test_a_full_disk_delays_the_end_and_loses_nothing(tmp_path: Path) -> None:
-    """Readers wait meanwhile: they get events only after these are stored."""
+    """Readers wait until the disk has space: events are sent only after they are stored."""
     store = SqliteStore(str(tmp_path / "r.sqlite3"))
 
     def fill(db: Any) -> None:

@@ -142,7 +142,7 @@ async def test_the_end_is_one_transaction_and_old_rows_are_swept(location: str) 
         assert await rows.sweep(1e9)
         assert await rows.answered(batch.id) == set()
         assert not await rows.sweep(1e9)
-        assert await rows.sweep(-1.0)  # with a negative ttl, the batch is old
+        assert await rows.sweep(-1.0)  # a negative ttl: every ended batch is old
         with pytest.raises(BatchNotFoundError):
             await rows.get(batch.id, ME)
         await files.delete(batch.input_file_id, ME)

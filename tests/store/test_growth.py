@@ -90,7 +90,7 @@ async def test_work_does_not_grow_with_files_and_answered_lines(name: str, tmp_p
     assert many < 1.5 * few
 
 
-async def test_a_chain_is_one_query(tmp_path: Path) -> None:
+async def test_a_chain_is_read_by_one_query(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "r.sqlite3"))
     tip = None
     for _ in range(30):
