@@ -157,7 +157,7 @@ class ResponseStore(Rows):
     def chain(self, db: Database, response_id: str, owner: bytes) -> list[StoredItem]:
         """Returns the input and output items of the response and its predecessors, oldest first.
 
-        Raises ``PreviousResponseNotFoundError`` if one of them is missing, ``RequestError`` if it has not
+        Raises ``PreviousResponseNotFoundError`` if one of them is missing, ``RequestError`` if one has not
         ended, and ``ContextLengthError`` if the chain exceeds any context window.
         """
         if not RESPONSE_ID.fullmatch(response_id):
