@@ -1,1 +1,1 @@
-"""EngineClient: the seam between text and tokens, and its implementations."""
+"""EngineClient: the interface between text code and the engine, and its implementations."""

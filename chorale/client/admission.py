@@ -1,8 +1,8 @@
-"""Admission: how many choices may be in flight, over one engine or several, and how long a refused one waits.
+"""Admission: limits the choices in flight on one or several engines, and estimates when to retry.
 
-A choice is admitted if ``capacity`` allows it, or if its owner holds less than its share (``Shares``). A
-request of several parts first reserves places for all of them, so that it is admitted or refused as a whole
-and its parts do not compete for the queue.
+A choice is admitted if ``capacity`` allows it, or if its owner uses less than its share (``Shares``). An API
+request with several prompts first reserves capacity for all of them, so that it is admitted or refused as a
+whole and its prompts do not compete for the queue.
 
 Runs on the event loop's thread; uses no sockets, and only the clock that is passed in.
 """
@@ -17,7 +17,7 @@ from chorale.errors import QueueFullError, RequestError
 
 DEFAULT_QUEUE_FACTOR = 4  # choices that may wait, per choice that may run
 RETRY_AFTER_MIN, RETRY_AFTER_MAX = 1.0, 60.0  # seconds
-RATE_MEMORY = 0.8  # weight of the past in the completion rate, per tick
+RATE_MEMORY = 0.8  # weight of the previous completion rate at each tick
 
 
 def total_capacity(max_num_seqs: int, max_queued_requests: int | None) -> int:
@@ -28,10 +28,10 @@ def total_capacity(max_num_seqs: int, max_queued_requests: int | None) -> int:
 
 
 class Admission:
-    """``capacity`` counts the choices of this process, ``most`` those that one request may have.
+    """``capacity`` limits the choices of this process, ``most`` the choices of one request.
 
     Both are None until an engine reports how many it can run. ``most`` exceeds ``capacity`` if several
-    processes share the engines: an idle process admits as much as the whole server can hold.
+    processes share the engines: an idle process may fill the whole server with one request.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -39,15 +39,15 @@ class Admission:
         self.most: int | None = None
         self.num_in_flight = 0
         self._shares = Shares()
-        # Choices of requests that are admitted and not submitted yet.
+        # Owner and choices of each request that is reserved and not yet submitted, by request id.
         self._reserved: dict[str, tuple[Owner, int]] = {}
         self._clock = clock
-        self._num_ended = 0  # choices, since the last tick
+        self._num_ended = 0  # choices that have ended since the last tick
         self._ticked = clock()
         self._ended_per_second = 0.0
 
     def set_capacity(self, total: int, num_processes: int = 1) -> None:
-        """``total``: the choices that the engines may run and hold waiting, for all of their clients."""
+        """``total``: number of choices that the engines may run and queue for all clients."""
         self.most = total
         self.capacity = max(total // num_processes, 1)
 
@@ -56,10 +56,10 @@ class Admission:
         return self._shares.total
 
     def reserve(self, num_choices: Mapping[str, int], owner: Owner = NOBODY) -> None:
-        """Admit the parts of one request (request id to choices): all of them, or none of them.
+        """Admit several requests (request id to number of choices): either all of them or none.
 
-        ``admit`` uses a reserved place, ``release`` gives back those that were not used. Raises
-        ``QueueFullError`` (with the expected wait), or ``RequestError`` for a request that can never fit.
+        ``admit`` uses a reservation, ``release`` cancels unused ones. Raises ``QueueFullError`` (with the
+        expected wait), or ``RequestError`` for more choices than can ever be admitted.
         """
         total = sum(num_choices.values())
         self._require_room(total, owner, "prompt" if len(num_choices) > 1 else "n")
@@ -67,13 +67,13 @@ class Admission:
         self._reserved |= {request_id: (owner, count) for request_id, count in num_choices.items()}
 
     def release(self, request_ids: Iterable[str]) -> None:
-        """Give back the reserved places of these requests that were not submitted. Idempotent."""
+        """Cancel the reservations of these requests that were not submitted. Idempotent."""
         for request_id in request_ids:
             if (reserved := self._reserved.pop(request_id, None)) is not None:
                 self._shares.give(*reserved)
 
     def admit(self, request: GenerateRequest) -> None:
-        """Count a request in. Raises what ``reserve`` does."""
+        """Admit a request. Raises the same errors as ``reserve``."""
         owner, num_choices = request.owner, request.sampling.n
         if request.request_id in self._reserved:
             self.release([request.request_id])
@@ -82,12 +82,12 @@ class Admission:
         self.admit_again(num_choices, owner)
 
     def admit_again(self, num_choices: int, owner: Owner) -> None:
-        """Count in choices that were admitted, and whose engine was lost."""
+        """Admit choices again whose engine was lost. They are never refused."""
         self.num_in_flight += num_choices
         self._shares.take(owner, num_choices)
 
     def forget(self, num_choices: int, owner: Owner) -> None:
-        """Count choices out that their consumer left or their engine lost."""
+        """Stop counting choices that have ended or that their consumer or their engine dropped."""
         self.num_in_flight -= num_choices
         self._shares.give(owner, num_choices)
 
@@ -116,7 +116,7 @@ class Admission:
             )
 
     def retry_after(self, num_choices: int) -> float:
-        """Return the seconds until there is room, at the rate at which choices have been ending."""
+        """Return the estimated seconds until there is room, at the recent completion rate."""
         excess = self.num_admitted + num_choices - (self.capacity or 0)
         if self._ended_per_second <= 0.0:
             return RETRY_AFTER_MIN

@@ -22,43 +22,43 @@ from chorale.engine.types import NOBODY, EngineStats, GenerateRequest, Owner, To
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about the engine, sent to its clients once it is ready."""
 
-    model: str  # folder or hub id that was loaded
+    model: str  # folder or hub id of the loaded model
     revision: str | None = None
     engine_id: str = ""  # new at every start of the engine process
-    pid: int = 0  # of that process; 0: the engine runs in this one
+    pid: int = 0  # id of the engine process; 0: the engine runs in this process
     max_model_len: int
     max_num_seqs: int
     vocab_size: int = 201088
     eos_token_ids: tuple[int, ...] = (200002, 199999, 200012)
-    num_kv_tokens: int = 0  # tokens of full-attention context that the pool holds
+    num_kv_tokens: int = 0  # capacity of the KV pool, in tokens of full-attention context
     block_size: int = 16
     num_blocks: int = 0
-    num_host_pages: int = 0  # KV pages that host memory holds
-    host_kv_bytes: int = 0  # their size, of all ranks
+    num_host_pages: int = 0  # KV pages that fit in host memory
+    host_kv_bytes: int = 0  # size of these pages, summed over all ranks
     device: str = "cpu"
-    tensor_parallel_size: int = 1  # ranks, each with such a device
-    exchange: str = ""  # how ranks add their parts: "peers" (Chorale's kernels), "nccl", "rccl", ...
-    rank_free_bytes: tuple[int, ...] = ()  # of each rank's device, before it loaded
-    rank_bytes: dict[str, tuple[int, ...]] = {}  # "weights" and "kv_cache" of each rank
-    rank_links: str = ""  # between the ranks' GPUs: "NVLink (NV18)"; "": unknown
+    tensor_parallel_size: int = 1  # number of ranks, each with one device
+    exchange: str = ""  # how ranks sum partial results: "peers" (Chorale's kernels), "nccl", "rccl", ...
+    rank_free_bytes: tuple[int, ...] = ()  # free memory of each rank's device before weights were loaded
+    rank_bytes: dict[str, tuple[int, ...]] = {}  # "weights" and "kv_cache": bytes on each rank
+    rank_links: str = ""  # links between the ranks' GPUs, for example "NVLink (NV18)"; "": unknown
     dtype: str = "float32"
     kv_cache_dtype: str = "float32"  # type of keys and values in the KV cache
     ops: str = "reference"
     parameters: int = 0
     enable_prefix_caching: bool = True
-    speculation: str = ""  # how tokens are drafted, in words; "": not at all
-    num_speculative_tokens: int = 0  # the most draft tokens of a row in a step
+    speculation: str = ""  # description of how tokens are drafted; "": no speculative decoding
+    num_speculative_tokens: int = 0  # maximum of draft tokens per row and step
     synthetic_acceptance: bool = False  # drafts are accepted by a profile: the output has no meaning
-    max_logprobs: int = MAX_LOGPROBS  # alternatives that a request may ask for
+    max_logprobs: int = MAX_LOGPROBS  # maximum of alternative tokens per position in a request
     # generation_config.json: sampling defaults by vLLM's names (temperature, top_p, ...)
     default_sampling: dict[str, float] = {}
-    notes: tuple[str, ...] = ()  # one line each: whatever is degraded
+    notes: tuple[str, ...] = ()  # warnings about degraded features, one line each
     startup_seconds: dict[str, float] = {}  # phase -> seconds, for the start-up table
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """``loading`` has progress; ``dead``: between a crash and the restart; ``failed`` is permanent."""
+    """``loading`` reports progress, ``dead`` lasts from a crash to the restart, ``failed`` is permanent."""
 
     state: Literal["loading", "ready", "draining", "dead", "failed"]
     phase: str = ""  # "download", "load", "kv_pool", "warm_up", ...
@@ -67,7 +67,7 @@ class EngineStatus:
 
 
 class Core(Protocol):
-    """The engine interface that clients drive: ``engine.core.EngineCore``. All calls are on one thread."""
+    """The interface of ``engine.core.EngineCore`` that clients use. All calls are on one thread."""
 
     @property
     def has_work(self) -> bool: ...
@@ -88,15 +88,15 @@ class Core(Protocol):
 
 
 class TokenStream(Protocol):
-    """The chunks of one request, every choice of it, until each has finished.
+    """The chunks of all choices of one request, until every choice has finished.
 
-    Each item is everything that has arrived since the last read (so a slow reader sees fewer, larger
-    items). Raises ``EngineDeadError`` if the engine dies. Closing it early (``aclose``) aborts the request.
+    Each item is a list of the chunks that have arrived since the last read, so a slow reader gets fewer,
+    longer lists. Raises ``EngineDeadError`` if the engine dies. ``aclose`` before the end aborts the request.
     """
 
     @property
     def engine(self) -> int:
-        """Index of the engine that serves it; final once the first chunks, or an error, were read."""
+        """Index of the engine that serves the request; final once the first item or an error was read."""
         ...
 
     def __aiter__(self) -> AsyncIterator[list[TokenChunk]]: ...
@@ -106,11 +106,11 @@ class TokenStream(Protocol):
     async def aclose(self) -> None: ...
 
     def read_directly(self, read: Callable[[TokenChunk], bool]) -> None:
-        """While the consumer waits, offer each chunk to ``read``; the consumer gets those that it refuses."""
+        """While the consumer waits, call ``read`` with each chunk; the consumer gets it only on False."""
         ...
 
     def drop(self, index: int) -> None:
-        """Stop choice ``index``, which is not needed any more; the others continue. Idempotent."""
+        """Stop choice ``index``; the others continue. Idempotent."""
         ...
 
 
@@ -119,7 +119,7 @@ class EngineView(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """Raises ``EngineLoadingError`` until the engine was ready once."""
+        """Raises ``EngineLoadingError`` until the engine has been ready once."""
         ...
 
     @property
@@ -130,7 +130,7 @@ class EngineView(Protocol):
 
 
 class EngineClient(EngineView, Protocol):
-    """One engine, or several replicas: then ``info``, ``status`` and ``stats`` are those of all together."""
+    """One engine, or several replicas, whose ``info``, ``status`` and ``stats`` are then combined."""
 
     @property
     def engines(self) -> Sequence[EngineView]:
@@ -139,34 +139,34 @@ class EngineClient(EngineView, Protocol):
 
     @property
     def num_in_flight(self) -> int:
-        """Choices accepted and not finished, of this client."""
+        """Number of this client's choices that have been accepted and have not finished."""
         ...
 
     def reserve(self, num_choices: Mapping[str, int], owner: Owner = NOBODY) -> None:
-        """Admit several requests together (request id to its ``n``): all of them, or none of them.
+        """Admit several requests (request id to ``n``): either all of them or none.
 
-        ``submit`` takes the reserved place of its request; ``release`` gives back those that are left.
-        Raises what ``submit`` does.
+        ``submit`` uses the reservation of its request; ``release`` cancels unused reservations.
+        Raises the same errors as ``submit``.
         """
         ...
 
     def release(self, request_ids: Iterable[str]) -> None:
-        """Give back the places that ``reserve`` took and ``submit`` did not use. Idempotent."""
+        """Cancel the reservations of these requests that ``submit`` has not used. Idempotent."""
         ...
 
     def submit(self, request: GenerateRequest) -> TokenStream:
-        """Hand a request to the engine; returns at once.
+        """Send a request to the engine, and return its stream at once.
 
-        Raises ``EngineLoadingError`` / ``EngineDeadError`` when there is no engine, ``QueueFullError`` when
+        Raises ``EngineLoadingError`` / ``EngineDeadError`` when no engine is ready, ``QueueFullError`` when
         running and queued choices have reached their limit, and ``RequestError`` for more choices than
         this limit.
         """
         ...
 
     async def check_grammar(self, grammar: str) -> str | None:
-        """Return the reason why the engine cannot use a grammar (of ``grammar.frames``), or None.
+        """Return the reason why the engine cannot use a grammar made by ``grammar.frames``, or None.
 
-        Raises ``EngineLoadingError`` / ``EngineDeadError`` when there is no engine.
+        Raises ``EngineLoadingError`` / ``EngineDeadError`` when no engine is ready.
         """
         ...
 

@@ -1,9 +1,9 @@
-"""The request for the tokens that a lost engine did not deliver.
+"""Builds the request that continues a choice on another engine after its engine was lost.
 
-Noise is a function of seed, position and token id (``kernels/reference/sampling/noise.py``), so an engine
-that gets the prompt with the tokens that were delivered samples what the lost one would have sampled next.
-Presence and frequency penalties and bad words look at the output only and cannot start in its middle: such a
-choice is computed again from its start, and its first tokens must be the delivered ones.
+Sampling noise is a function of seed, position and token id (``kernels/reference/sampling/noise.py``), so an
+engine that gets the prompt and the delivered tokens samples the same next tokens as the lost engine.
+Presence and frequency penalties and bad words depend on the whole output. A choice that uses them is computed
+again from its start, and its first tokens must equal the delivered ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, choi
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """``again``: tokens that the engine will repeat, and that must not be delivered twice."""
+    """``again``: tokens that the engine will repeat and that must not be delivered twice."""
 
     request: GenerateRequest
     again: tuple[int, ...] = ()
@@ -29,8 +29,8 @@ def continued(
 ) -> Continuation | None:
     """Returns the request for the rest of choice ``index``, or None if nothing is left to sample.
 
-    The request has a seed. ``began``: a chunk of the choice was delivered, and with it what only the first
-    one carries.
+    The request has a seed. ``began``: a chunk of the choice was delivered, and with it the prompt logprobs,
+    which only the first chunk has.
     """
     sampling, done = request.sampling, len(delivered)
     seed = None if sampling.seed is None else choice_seed(sampling.seed, index)
@@ -60,15 +60,15 @@ def _counts_output(sampling: SamplingSpec) -> bool:
 
 
 def without_repeated(chunk: TokenChunk, again: Sequence[int]) -> tuple[TokenChunk, Sequence[int]] | None:
-    """Returns the chunk without the tokens of ``again`` that it repeats, and those still to be repeated.
+    """Returns the chunk without the tokens that repeat ``again``, and the rest of ``again``.
 
-    Returns None if its tokens are others.
+    Returns None if its tokens differ from ``again``, or if the choice ends before all of ``again``.
     """
     count = min(len(again), len(chunk.token_ids))
     if tuple(chunk.token_ids[:count]) != tuple(again[:count]):
         return None
     left = again[count:]
     if left and chunk.finish_reason not in (None, "abort", "error"):
-        return None  # it ended before the tokens that were delivered
+        return None
     logprobs = chunk.logprobs[count:] if chunk.logprobs is not None else None
     return msgspec.structs.replace(chunk, token_ids=chunk.token_ids[count:], logprobs=logprobs), left

@@ -14,7 +14,7 @@ from chorale.errors import ChoraleError, ConflictError
 
 
 class InFlightRequest:
-    """One request: its stream, the choices still open, and since when its reader has been behind."""
+    """One request: its stream, its open choices, and the time since when its reader has been behind."""
 
     __slots__ = ("behind_since", "open_choices", "owner", "stream")
 
@@ -25,7 +25,7 @@ class InFlightRequest:
 
 
 class InFlightRequests:
-    """``admission`` counts the choices; clients of several engines share one."""
+    """``admission`` counts the choices; the clients of a fleet share one ``Admission``."""
 
     def __init__(self, clock: Callable[[], float], admission: Admission | None = None) -> None:
         self.admission = admission or Admission(clock)
@@ -43,7 +43,7 @@ class InFlightRequests:
         return list(self._entries)
 
     def admit(self, request: GenerateRequest, on_close: OnClose) -> RequestStream:
-        """Count the request in. Raises what ``Admission.admit`` does, or ``ConflictError``."""
+        """Admit a request and return its stream. Raises as ``Admission.admit``, or ``ConflictError``."""
         request_id = request.request_id
         if request_id in self._entries:
             raise ConflictError(f"a request with the id {request_id} is already running")
@@ -53,12 +53,12 @@ class InFlightRequests:
         return stream
 
     def adopt(self, stream: ChunkSink, request: GenerateRequest) -> None:
-        """Take over a request that is admitted already."""
+        """Add a request that has already been admitted."""
         self._entries[stream.request_id] = InFlightRequest(stream, request)
         self.num_in_flight += request.sampling.n
 
     def deliver(self, chunks: Iterable[TokenChunk]) -> None:
-        """Hand chunks to their streams; those of requests and choices that left are dropped."""
+        """Push chunks to their streams. Chunks of removed requests and closed choices are dropped."""
         entries = self._entries
         for chunk in chunks:
             entry = entries.get(chunk.request_id)
@@ -76,7 +76,7 @@ class InFlightRequests:
             del self._entries[request_id]
 
     def remove(self, request_id: str) -> InFlightRequest | None:
-        """Forget a request that its consumer left or its engine lost; its later chunks are dropped."""
+        """Remove a request and return it, or None if it is unknown. Its later chunks are dropped."""
         entry = self._entries.pop(request_id, None)
         if entry is not None:
             self._forget(entry)
@@ -87,7 +87,7 @@ class InFlightRequests:
         self.admission.forget(len(entry.open_choices), entry.owner)
 
     def leave(self, request_id: str, index: int | None) -> bool:
-        """Forget a request, or one choice of it, that its consumer left. Returns False if it was not open."""
+        """Remove a request, or one of its choices, because its consumer left. Returns False if not open."""
         if index is None:
             return self.remove(request_id) is not None
         entry = self._entries.get(request_id)

@@ -1,6 +1,6 @@
 """RemoteClient: the EngineClient whose engine is another process, reached over ipc or TCP sockets.
 
-Its state follows the engine's beats (``wire.Heartbeat``) and the socket's end:
+Its state follows the engine's heartbeats (``wire.Heartbeat``) and the end of the connection:
 
     loading ──beat "ready"──► ready ──socket closed, or silence──► dead ──beat of a new engine──► loading ...
 
@@ -53,12 +53,12 @@ MIN_RETRY_AFTER = 1.0  # seconds
 class ClientLimits:
     """Time limits of a client, and bounds on unread tokens."""
 
-    ping_interval: float = 0.5  # the engine drops a client that is silent for EngineStart.client_timeout
+    ping_interval: float = 0.5  # must be below EngineStart.client_timeout, or the engine drops the client
     # Without a heartbeat for this long, a ready engine counts as dead. None: twice the time after which the
     # engine's own monitor replaces it.
     engine_silence: float | None = None
-    max_pending_tokens: int = 4096  # unread tokens of one request ...
-    slow_reader_patience: float = 60.0  # ... and for how long, until it is aborted
+    max_pending_tokens: int = 4096  # the reader of a request with more unread tokens is slow
+    slow_reader_patience: float = 60.0  # a request is aborted if its reader is slow for this long
 
 
 class RemoteClient:
@@ -66,8 +66,8 @@ class RemoteClient:
 
     Call ``start()`` on that loop before the first ``submit``, and ``await close()`` at the end.
     ``where`` is the folder of the engine's sockets, or their address; the engine may start later, die and
-    come back. As one of several (``admission`` and ``follower`` given, by ``FleetClient``) it follows its
-    engine, and leaves admission to its owner.
+    come back. ``FleetClient`` passes ``admission`` and ``follower``: then this client follows its engine's
+    prefix index, and the fleet admits requests.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class RemoteClient:
         self._status = EngineStatus("loading", phase="start")
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
-        self._engine_id = ""  # engine that requests are sent to; "" while there is none
-        self._died_id = ""  # engine that reported its failure; its heartbeats go on until it ends
+        self._engine_id = ""  # id of the engine that requests are sent to; "" while there is none
+        self._died_id = ""  # id of an engine that reported its failure, but may still send heartbeats
         self._is_local = self._connection.is_local
         self._timeout = HEARTBEAT_TIMEOUT
         self._silence = Silence(None, clock())
@@ -108,7 +108,7 @@ class RemoteClient:
         self._restart_seconds = MIN_RETRY_AFTER  # duration of the most recent restart
         self._ticker: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
-        self._checks: dict[int, asyncio.Future[str | None]] = {}  # of grammars
+        self._checks: dict[int, asyncio.Future[str | None]] = {}  # pending checks of grammars, by number
 
     # ------------------------------------------------------------------ EngineClient
 
@@ -148,7 +148,7 @@ class RemoteClient:
         return stream
 
     def take(self, request: GenerateRequest, stream: ChunkSink, follower: Follower) -> None:
-        """Submit a request that the owner of several clients has admitted."""
+        """Submit a request that the ``FleetClient`` has admitted."""
         stream.engine = self._engine
         self._in_flight.adopt(stream, request)
         follower.sent(request)
@@ -181,7 +181,7 @@ class RemoteClient:
         self._engine_id = ""
         self._end_all(lambda: EngineDeadError("the server is shutting down"))
 
-    # ------------------------------------------------------------------ the supervisor's side
+    # ------------------------------------------------------------------ start and failure
 
     def start(self) -> None:
         """Open the sockets on the running event loop."""
@@ -273,14 +273,14 @@ class RemoteClient:
     def _fail_all(self, message: str) -> None:
         """End every stream with an error and abort its request in the engine, if there is one.
 
-        A request and the engine's ``ClientExpired`` may have been sent at the same time.
+        A request that was sent before ``ClientExpired`` arrived may still run in the engine.
         """
         if request_ids := self._in_flight.ids():
             self._connection.send(Abort(request_ids))
         self._end_all(lambda: EngineDeadError(f"{message}; please retry", retry_after=self._restart_seconds))
 
     def _end_all(self, error: Callable[[], EngineDeadError]) -> None:
-        """End every stream and every check of a grammar with an error."""
+        """End every stream and every pending grammar check with an error."""
         self._in_flight.fail_all(error)
         for verdict in self._checks.values():
             if not verdict.done():
@@ -289,7 +289,7 @@ class RemoteClient:
     # ------------------------------------------------------------------ internals
 
     def require_engine(self) -> None:
-        """Raises ``EngineLoadingError`` or ``EngineDeadError`` if there is none."""
+        """Raises ``EngineLoadingError`` or ``EngineDeadError`` if no engine is ready."""
         if self._engine_id:
             return
         if self._status.state == "loading":
@@ -309,7 +309,7 @@ class RemoteClient:
 
     @property
     def is_known(self) -> bool:
-        """Returns whether the engine was ready once."""
+        """Returns whether the engine has been ready at least once."""
         return self._info is not None
 
     def _set_status(self, status: EngineStatus) -> None:
@@ -324,7 +324,7 @@ class RemoteClient:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(self._limits.ping_interval)
-            # This loop may have paused: read what arrived meanwhile before judging the engine's silence.
+            # The loop may have been blocked: read pending heartbeats before checking the engine's silence.
             self._connection.drain_heartbeats()
             if self._owns_admission:
                 self._in_flight.admission.tick()

@@ -1,7 +1,7 @@
-"""RequestStream: the receiving end of one request, shared by every EngineClient.
+"""RequestStream: the receiving end of one request, used by every EngineClient.
 
-The owner pushes chunks from the event loop's own thread; the consumer awaits. A wake-up happens once per
-batch of chunks, not once per token.
+The client pushes chunks on the thread of the event loop; the consumer awaits them. It is woken once per batch
+of chunks, not once per token.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Protocol
 from chorale.engine.types import TokenChunk
 from chorale.errors import ChoraleError
 
-# (request id, choice or None for all): called when the consumer leaves before the end.
+# Called with (request id, choice or None for all) when the consumer leaves before the end.
 OnClose = Callable[[str, int | None], None]
 
 
 class ChunkSink(Protocol):
-    """The end of a stream that a ``RemoteClient`` fills."""
+    """The sending end of a stream, to which a ``RemoteClient`` pushes chunks."""
 
     engine: int
 
@@ -53,12 +53,12 @@ class RequestStream:
 
     @property
     def num_unfinished(self) -> int:
-        """Choices whose final chunk has not arrived."""
+        """Number of choices whose final chunk has not arrived."""
         return len(self._open)
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens that arrived and were not read yet."""
+        """Number of tokens that have arrived and have not been read."""
         return sum(len(chunk.token_ids) for chunk in self._pending)
 
     def read_directly(self, read: Callable[[TokenChunk], bool]) -> None:
@@ -118,4 +118,4 @@ class RequestStream:
             self._open.discard(index)
             self._on_close(self.request_id, index)
             if not self._open:
-                self._wake()  # a reader in another task
+                self._wake()  # ends a read in another task

@@ -1,4 +1,4 @@
-"""Summaries of several engines, for the one ``EngineClient`` that they have. Pure functions."""
+"""Combines the status, info and statistics of several engines behind one ``EngineClient``. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import msgspec
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.engine.types import EngineStats
 
-# The best state of any engine is that of all: as long as one serves, the server does.
+# Best first. The combined state is the best one: the server serves as long as one engine does.
 ORDER = ("ready", "draining", "loading", "dead", "failed")
-_LAST_STEP = ("last_step_tokens", "last_step_seconds")  # not sums
+_LAST_STEP = ("last_step_tokens", "last_step_seconds")  # combined by max, not by sum
 
 
 def merge_status(statuses: Sequence[EngineStatus]) -> EngineStatus:
-    """Returns the best status; of equal ones the first."""
+    """Returns the status with the best state, or the first such status if there are several."""
     return min(statuses, key=lambda status: ORDER.index(status.state))
 
 
 def merge_info(infos: Sequence[EngineInfo]) -> EngineInfo:
-    """Returns what holds for a request whichever engine serves it: the least of each size."""
+    """Returns the limits that a request may use on every engine: the minimum of each size."""
     sizes = ("max_model_len", "max_num_seqs", "num_kv_tokens", "num_blocks", "max_logprobs")
     return msgspec.structs.replace(
         infos[0],
@@ -32,7 +32,7 @@ def merge_info(infos: Sequence[EngineInfo]) -> EngineInfo:
 
 
 def add_stats(stats: Sequence[EngineStats]) -> EngineStats:
-    """Returns the sums of counts and gauges; of the last step, the largest."""
+    """Returns the sums of counters and gauges, and the maximum of the values of the last step."""
     total = EngineStats()
     for name in EngineStats.__struct_fields__:
         if name == "accepted_per_position":
@@ -49,7 +49,7 @@ def add_columns(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def without_gauges(stats: EngineStats) -> EngineStats:
-    """Returns the counters of an engine that runs nothing any more."""
+    """Returns the statistics of an engine that has stopped: its counters, and zero for each gauge."""
     return msgspec.structs.replace(
         stats,
         num_running=0,

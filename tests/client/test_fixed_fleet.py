@@ -147,7 +147,7 @@ def test_requests_for_a_hot_prefix_use_every_engine() -> None:
 def test_the_load_and_the_prefixes_of_another_process_are_known() -> None:
     async def scene() -> None:
         async with replica_rig(2, Behaviour(step_seconds=0.01)) as rig:
-            other = FixedFleet(rig.directories, turn=1)
+            other = FixedFleet(rig.directories, first_slot=1)
             other.start()
             followers = [member.follower for member in members_of(other)]
             try:
@@ -155,8 +155,8 @@ def test_the_load_and_the_prefixes_of_another_process_are_known() -> None:
                 busy = rig.members[0].remote
                 streams = [busy.submit(request(f"r{i}", 50_000)) for i in range(6)]
                 await asyncio.gather(*(anext(stream) for stream in streams))
-                await until(lambda: followers[0].load().num_rows == 6, "the other process knows")
-                assert followers[1].load().num_rows == 0
+                await until(lambda: followers[0].backlog().num_rows == 6, "the other process knows")
+                assert followers[1].backlog().num_rows == 0
                 theirs = [other.submit(request(f"o{i}", 3, prompt=[50 + i] * 40)) for i in range(3)]
                 await asyncio.gather(*(collect(stream) for stream in theirs))
                 assert {stream.engine for stream in theirs} == {1}
@@ -170,7 +170,7 @@ def test_the_load_and_the_prefixes_of_another_process_are_known() -> None:
                     lambda: len(followers[engine].index.full) > len(followers[1 - engine].index.full),  # type: ignore[union-attr]
                     "the blocks are told",
                 )
-                await until(lambda: not any(f.load().num_rows for f in followers), "the end is told")
+                await until(lambda: not any(f.backlog().num_rows for f in followers), "the end is told")
                 stream = other.submit(request("b", 3, prompt=[3] * 500))
                 chunks = [chunk async for part in stream for chunk in part]
                 assert (stream.engine, chunks[0].num_cached_tokens) == (engine, 496)

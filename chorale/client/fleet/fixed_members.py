@@ -1,4 +1,4 @@
-"""FixedFleet: the fleet of the engines of one server (``-dp``), which are known from its start."""
+"""FixedFleet: the engines of one server (``-dp``), all of which are known at start."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from chorale.errors import EngineDeadError
 
 
 class Cheapest:
-    """An ``Assigner``: the engine where a request costs least, as soon as one is ready."""
+    """An ``Assigner`` that chooses the engine with the lowest cost, as soon as any is ready."""
 
     def __init__(self, fleet: FleetClient) -> None:
         self._fleet = fleet
 
     async def assign(self, ticket: Ticket) -> str:
-        """Raises ``EngineDeadError`` if no engine will be started again."""
+        """See ``Assigner``. Raises ``EngineDeadError`` if no engine will be started again."""
         members = self._fleet.members
         while not (names := members.rank(ticket, members.by_name, unfollowed=True)):
             status = self._fleet.status
@@ -51,9 +51,9 @@ class FixedFleet(FleetClient):
         clock: Callable[[], float] = time.monotonic,
         patience: float | None = 60.0,
         seeds: random.Random | None = None,
-        turn: int = 0,
+        first_slot: int = 0,
     ) -> None:
-        """As ``FleetClient``."""
+        """See ``FleetClient``."""
         super().__init__(
             Cheapest,
             max_queued_requests=max_queued_requests,
@@ -63,7 +63,7 @@ class FixedFleet(FleetClient):
             patience=patience,
             gone_patience=0.0,
             seeds=seeds,
-            turn=turn,
+            first_slot=first_slot,
         )
         self._addresses = {str(index): local_address(each) for index, each in enumerate(directories)}
 

@@ -1,10 +1,10 @@
 """FleetClient: the EngineClient of several engines, which may come and go while requests run.
 
-Somebody else starts the engines, says which there are (``set_members``), and decides which one takes a
-request (``Assigner``). The fleet follows each engine's prefix index and load (``follower``) and ranks the
-engines for a request (``rank``). Requests and tokens go between this process and the engine's directly. A
-request whose engine is lost goes on at another one (``continuation``): its consumer sees a pause, no error.
-One ``Admission`` counts the choices of all engines.
+The owner starts the engines, announces them (``set_members``), and passes an ``Assigner`` that chooses the
+engine of each request. The fleet follows each engine's prefix index and backlog (``follower``) and ranks the
+engines for a request (``rank``). Requests and tokens are sent directly between this process and the engines.
+A request whose engine is lost continues on another one (``continuation``): its consumer sees a pause but no
+error. One ``Admission`` counts the choices of all engines.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Assigner(Protocol):
-    """Decides which member takes a request, and knows how long it does."""
+    """Decides which member takes a request, and is told when the member is done with it."""
 
     async def assign(self, ticket: Ticket) -> str:
         """Returns the member that takes the request; waits until there is one. May be cancelled."""
@@ -61,12 +61,12 @@ class FleetClient:
         gone_patience: float = 10.0,
         most_moves: int = 3,
         seeds: random.Random | None = None,
-        turn: int | None = None,
+        first_slot: int | None = None,
     ) -> None:
-        """``patience``: seconds that a request waits for an engine. ``gone_patience``: seconds without any
-        engine in which requests are still accepted. ``most_moves``: how many engines a request may lose.
-        ``seeds``: draws the seeds of requests without one. ``turn``: the engine that is taken first among
-        equals; None: drawn, so that several processes do not all begin with the same.
+        """``patience``: seconds that a request waits for an engine; None: no limit.
+        ``gone_patience``: seconds without a ready engine during which requests are still accepted.
+        ``most_moves``: how often a request may move to another engine. ``seeds``: seeds of requests that have
+        none. ``first_slot``: slot that is preferred first if costs are equal; None: random in each process.
         """
         self._limits = limits or ClientLimits()
         self._max_queued_requests, self._num_api_processes = max_queued_requests, num_api_processes
@@ -75,20 +75,20 @@ class FleetClient:
         self._admission = Admission(clock)
         self._info: EngineInfo | None = None
         self._ticker: asyncio.Task[None] | None = None
-        turn = random.randrange(1 << 16) if turn is None else turn
-        self.members = Members(self._limits, self._admission, clock, self._status_changed, turn)
+        first_slot = random.randrange(1 << 16) if first_slot is None else first_slot
+        self.members = Members(self._limits, self._admission, clock, self._status_changed, first_slot)
         self.assigner = make_assigner(self)
         self._requests: dict[str, FleetRequest] = {}
-        self._places: dict[Part, asyncio.Task[None]] = {}  # parts that wait for an engine
+        self._waiting: dict[Part, asyncio.Task[None]] = {}  # parts without an engine, and their ``_send``
         self._running: dict[Part, tuple[Member, Ticket]] = {}
-        self._was_up = float("-inf")  # when an engine was ready last
+        self._was_up = float("-inf")  # time at which an engine was last ready
         self._closed = False
 
     # ------------------------------------------------------------------ EngineClient
 
     @property
     def engines(self) -> Sequence[Slot]:
-        """The places of engines. A place whose engine has left is given to the next that comes."""
+        """The slots of the engines. A slot whose engine has left is reused by the next engine that joins."""
         return self.members.slots
 
     @property
@@ -120,7 +120,7 @@ class FleetClient:
 
     async def check_grammar(self, grammar: str) -> str | None:
         self._require_engine()
-        for remote in self._remotes:  # each would say the same; one that is not up raises at once
+        for remote in self._remotes:  # all engines give the same answer; one that is not up raises at once
             with contextlib.suppress(EngineError):
                 return await remote.check_grammar(grammar)
         raise EngineDeadError("no engine is running", retry_after=MIN_RETRY_AFTER)
@@ -131,7 +131,7 @@ class FleetClient:
             raise ConflictError(f"a request with the id {request.request_id} is already running")
         count = request.sampling.n
         self._admission.admit(request)
-        if request.sampling.seed is None:  # an engine that goes on must draw the same noise
+        if request.sampling.seed is None:  # an engine that continues the request must draw the same noise
             sampling = msgspec.structs.replace(request.sampling, seed=self._seeds.getrandbits(SEED_BITS))
             request = msgspec.structs.replace(request, sampling=sampling)
         stream = RequestStream(request.request_id, count, self._left)
@@ -147,7 +147,7 @@ class FleetClient:
                 asked.push(TokenChunk(request_id, index, [], finish_reason="abort"))
 
     async def close(self) -> None:
-        """End what is in flight, and leave. Idempotent."""
+        """End the requests in flight, and close all connections. Idempotent."""
         self._closed = True
         if self._ticker is not None:
             self._ticker.cancel()
@@ -157,56 +157,56 @@ class FleetClient:
             asked.stream.fail(EngineDeadError("the server is shutting down"))
         await self.members.close()
 
-    # ------------------------------------------------------------------ the owner's side
+    # ------------------------------------------------------------------ calls by the owner
 
     def start(self) -> None:
-        """Begin to watch the engines, on the running event loop."""
+        """Start the periodic tasks on the running event loop."""
         self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
 
     def set_members(self, addresses: Mapping[str, EngineAddress]) -> None:
-        """Names every engine that takes requests. Those that left may finish what they run."""
+        """Set the engines that take requests. Engines that are no longer listed finish their requests."""
         if not self._closed:
             self.members.set(addresses)
             self._status_changed()
 
     def rank(self, ticket: Ticket, names: Iterable[str]) -> list[str]:
-        """Returns those of ``names`` whose index is followed, the cheapest for the request first."""
+        """Returns the ``names`` of engines whose index is followed, the cheapest for the request first."""
         return self.members.rank(ticket, names)
 
-    # ------------------------------------------------------------------ a part's way to an engine
+    # ------------------------------------------------------------------ assigning a part to an engine
 
     def _begin(self, part: Part) -> None:
         part.parent.parts.append(part)
-        task = asyncio.get_running_loop().create_task(self._place(part))
-        self._places[part] = task
+        task = asyncio.get_running_loop().create_task(self._send(part))
+        self._waiting[part] = task
 
-    async def _place(self, part: Part) -> None:
+    async def _send(self, part: Part) -> None:
         try:
             async with asyncio.timeout(self._patience):
                 member, ticket = await self._assigned(part.request)
         except TimeoutError:
-            del self._places[part]
+            del self._waiting[part]
             message = f"no engine took the request within {self._patience:.0f} s"
             self._give_up(part, EngineDeadError(message, retry_after=MIN_RETRY_AFTER))
         except ChoraleError as error:
-            del self._places[part]
+            del self._waiting[part]
             self._give_up(part, error)
         except Exception as error:
             logger.exception("a request could not be assigned")
-            del self._places[part]
+            del self._waiting[part]
             self._give_up(part, EngineError(f"the request could not be assigned ({type(error).__name__})"))
         else:
-            del self._places[part]
+            del self._waiting[part]
             self._running[part] = member, ticket
             hit = ticket.hits.get(member.name, 0)
             request = msgspec.structs.replace(part.request, num_expected_cached=hit)
             member.remote.take(request, part, member.follower)
-            for index in range(request.sampling.n):  # choices that were left while it waited
+            for index in range(request.sampling.n):  # abort choices that were left while the part waited
                 if part.indices[index] not in part.open:
                     member.remote.leave(request.request_id, index)
 
     async def _assigned(self, request: GenerateRequest) -> tuple[Member, Ticket]:
-        """Waits for an engine that can be reached."""
+        """Waits until the request is assigned to an engine that can be reached."""
         while True:
             ticket = await self.members.look_up(request)
             name = await self.assigner.assign(ticket)
@@ -234,7 +234,7 @@ class FleetClient:
             self._fail(asked, error)
             return
         successors = asked.successors(part)
-        logger.info("request %s goes on elsewhere: %s", asked.request.request_id, error.message)
+        logger.info("request %s moves to another engine: %s", asked.request.request_id, error.message)
         for successor in successors:
             self._admission.admit_again(len(successor.open), asked.request.owner)
             self._begin(successor)
@@ -242,7 +242,7 @@ class FleetClient:
             self._forget(asked)
 
     def _give_up(self, part: Part, error: ChoraleError) -> None:
-        """End a request, a part of which found no engine."""
+        """End a request with an error, because one of its parts found no engine."""
         part.parent.parts.remove(part)
         self._admission.forget(len(part.indices), part.request.owner)
         self._fail(part.parent, error)
@@ -255,7 +255,7 @@ class FleetClient:
         running = self._running.pop(part, None)
         if running is not None:
             part.parent.parts.remove(part)
-            running[0].remote.leave(part.request_id, None)  # no effect if it has ended there
+            running[0].remote.leave(part.request_id, None)  # no effect if the part has ended there
             self.assigner.ended(running[1])
 
     # ------------------------------------------------------------------ the consumer leaves
@@ -284,7 +284,7 @@ class FleetClient:
                 self._release(part)
             return
         if not part.open:
-            self._stop_placing(part)
+            self._stop_waiting(part)
 
     def _leave(self, asked: FleetRequest) -> None:
         """Stop every part of a request."""
@@ -292,12 +292,12 @@ class FleetClient:
             if part in self._running:
                 self._release(part)
             else:
-                self._stop_placing(part)
+                self._stop_waiting(part)
         self._forget(asked)
 
-    def _stop_placing(self, part: Part) -> None:
+    def _stop_waiting(self, part: Part) -> None:
         part.parent.parts.remove(part)
-        task = self._places.pop(part, None)
+        task = self._waiting.pop(part, None)
         if task is not None:
             task.cancel()
             self._admission.forget(len(part.indices), part.request.owner)
@@ -318,7 +318,7 @@ class FleetClient:
             raise self.members.why_down()
 
     def _status_changed(self) -> None:
-        """Sum up what the engines can take. The largest request may use all but those that were given up."""
+        """Update info and capacity. The largest request may use the capacity of all engines not failed."""
         self._note_up()
         known = [each for each in self._remotes if each.is_known and each.status.state != "failed"]
         if not known:

@@ -1,4 +1,4 @@
-"""The engines of a fleet: connections that come and go, and what they would cost a request."""
+"""The engines of a fleet: their connections, which come and go, and the cost of a request on each."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from chorale.client.wire.messages import EngineAddress
 from chorale.engine.types import EngineStats, GenerateRequest
 from chorale.errors import ChoraleError, EngineDeadError, EngineLoadingError
 
-SLICE = 512  # blocks of a prompt that are hashed at once: about half a millisecond
-CONNECT = 5.0  # seconds that an engine may take to be reached once it was assigned
+SLICE = 512  # blocks of a prompt that are hashed without a pause: about half a millisecond
+CONNECT = 5.0  # seconds to wait until an assigned engine can be reached
 
 
 class Slot:
-    """An ``EngineView``: a place in the fleet, which one engine after the other takes."""
+    """An ``EngineView`` with a fixed index in the fleet, used by one engine after another."""
 
     def __init__(self, index: int) -> None:
         self.index = index
         self._remote: RemoteClient | None = None
-        self._last = EngineStats()  # of the engine that left
+        self._last = EngineStats()  # statistics of the last engine that left
 
     @property
     def is_free(self) -> bool:
@@ -59,7 +59,7 @@ class Slot:
 
 
 class Member:
-    """An engine of the fleet: its connection, and what is known of its cache and load."""
+    """An engine of the fleet: its connection, a copy of its prefix index, and its backlog."""
 
     def __init__(
         self,
@@ -95,17 +95,17 @@ class Member:
 
 
 class Ticket:
-    """A request that needs an engine, and what is cached of it at each."""
+    """A request that needs an engine, and the number of its tokens that each engine has cached."""
 
     __slots__ = ("hits", "name", "request")
 
     def __init__(self, request: GenerateRequest) -> None:
         self.name, self.request = request.request_id, request
-        self.hits: dict[str, int] = {}  # cached tokens, by member
+        self.hits: dict[str, int] = {}  # cached tokens, by name of the member
 
 
 class Members:
-    """The engines that take requests (``by_name``), and those that left and finish theirs."""
+    """The engines that take requests (``by_name``), and those that only finish theirs (``leaving``)."""
 
     def __init__(
         self,
@@ -113,14 +113,14 @@ class Members:
         admission: Admission,
         clock: Callable[[], float],
         on_status: Callable[[], None],
-        turn: int,
+        first_slot: int,
     ) -> None:
-        """``turn``: the slot that is ranked first among equals."""
+        """``first_slot``: slot that is ranked first if costs are equal; each ranking advances it."""
         self.by_name: dict[str, Member] = {}
         self.leaving: list[Member] = []
         self.slots: list[Slot] = []
         self._limits, self._admission, self._clock, self._on_status = limits, admission, clock, on_status
-        self._turn = turn
+        self._first_slot = first_slot
         self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -129,7 +129,7 @@ class Members:
         return [member.remote for member in self.by_name.values() if member.is_up]
 
     def set(self, addresses: Mapping[str, EngineAddress]) -> None:
-        """Names every engine that takes requests. Those that left may finish what they run."""
+        """Set the engines that take requests. Engines that are no longer listed finish their requests."""
         for name in [name for name in self.by_name if name not in addresses]:
             member = self.by_name.pop(name)
             member.slot.free()
@@ -165,7 +165,7 @@ class Members:
         await asyncio.gather(*(member.remote.close() for member in members), *self._closing)
 
     async def look_up(self, request: GenerateRequest) -> Ticket:
-        """Returns the request with what each engine has cached of it."""
+        """Returns a ticket with the number of the request's tokens that each engine has cached."""
         ticket, members = Ticket(request), list(self.by_name.values())
         search = PrefixSearch(request, [member.follower.index for member in members])
         while not search.advance(SLICE):
@@ -175,9 +175,9 @@ class Members:
         return ticket
 
     def rank(self, ticket: Ticket, names: Iterable[str], *, unfollowed: bool = False) -> list[str]:
-        """Returns those of ``names`` whose index is followed, the cheapest for the request first.
+        """Returns the ``names`` of engines whose index is followed, the cheapest for the request first.
 
-        ``unfollowed``: those that are up but not followed yet count as empty.
+        ``unfollowed``: also rank engines that are up but not followed yet, as if their cache were empty.
         """
         num_prompt, count = len(ticket.request.prompt_token_ids), max(len(self.slots), 1)
         costs = []
@@ -185,13 +185,13 @@ class Members:
             member = self.by_name.get(name)
             if member is None or not (member.is_up if unfollowed else member.is_followed):
                 continue
-            place = (member.slot.index - self._turn) % count
-            costs.append((cost(member.follower.load(), num_prompt, ticket.hits.get(name, 0)), place, name))
-        self._turn += 1
+            order = (member.slot.index - self._first_slot) % count
+            costs.append((cost(member.follower.backlog(), num_prompt, ticket.hits.get(name, 0)), order, name))
+        self._first_slot += 1
         return [name for _, _, name in sorted(costs)]
 
     def why_down(self) -> ChoraleError:
-        """Returns the error of the engine that will be back first."""
+        """Returns the error of the engine in the best state (``ORDER``)."""
         remotes = sorted(
             (member.remote for member in self.by_name.values()),
             key=lambda remote: ORDER.index(remote.status.state),
@@ -211,9 +211,9 @@ class Members:
         await self._changed.wait()
 
     async def reach(self, name: str) -> Member | None:
-        """Returns the member once it can take requests, or None if it cannot for too long."""
+        """Returns the member once it is up, or None if it is dead or not up within ``CONNECT`` seconds."""
         member = self.by_name.get(name)
-        if member is not None and member.is_up:  # as nearly always; a timer costs some microseconds
+        if member is not None and member.is_up:  # the usual case; a timer would cost some microseconds
             return member
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CONNECT):

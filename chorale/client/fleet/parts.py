@@ -1,6 +1,6 @@
-"""The parts of a request that a fleet serves: what one engine was asked for, and the stream that all fill.
+"""The parts of a request of a fleet. A part is sent to one engine; all parts fill the same stream.
 
-A request is one part until its engine is lost. Then each choice that is open becomes a part, which another
+A request is one part until its engine is lost. Then each open choice becomes a separate part, which another
 engine takes. The consumer reads one stream all the time.
 """
 
@@ -18,7 +18,7 @@ from chorale.errors import ChoraleError, EngineError
 
 
 class PartOwner(Protocol):
-    """The fleet, as parts see it."""
+    """The methods of the fleet that parts call."""
 
     def part_ended(self, part: Part) -> None:
         """Called when no choice of the part is open any more."""
@@ -28,7 +28,7 @@ class PartOwner(Protocol):
 
 
 class FleetRequest:
-    """A request in flight: its stream, and what was delivered of each choice."""
+    """A request in flight: its stream, and the delivered tokens of each choice."""
 
     __slots__ = ("began", "delivered", "num_moves", "open", "parts", "request", "stream")
 
@@ -39,10 +39,10 @@ class FleetRequest:
         self.began = [False] * count
         self.open = set(range(count))
         self.parts: list[Part] = []
-        self.num_moves = 0  # times that an engine was lost
+        self.num_moves = 0  # how often an engine was lost
 
     def push(self, chunk: TokenChunk) -> None:
-        """Deliver a chunk whose index is the request's own."""
+        """Deliver a chunk whose index counts the choices of the whole request."""
         index = chunk.index
         if index not in self.open:
             return
@@ -53,7 +53,7 @@ class FleetRequest:
         self.stream.push(chunk)
 
     def successors(self, part: Part) -> list[Part]:
-        """Returns the parts that go on for a part whose engine is lost. Choices without a rest end."""
+        """Returns the parts that replace a part whose engine is lost. Choices that are complete end."""
         self.num_moves += 1
         name = f"{self.request.request_id}+{self.num_moves}"
         if part.is_whole and len(part.open) == len(self.delivered) and not any(self.began):
@@ -72,7 +72,7 @@ class FleetRequest:
 
 
 class Part:
-    """The choices ``indices`` of a request, asked of one engine. ``RemoteClient`` fills it like a stream."""
+    """The choices ``indices`` of a request, sent to one engine. ``RemoteClient`` uses it as ``ChunkSink``."""
 
     __slots__ = ("_again", "_plain", "indices", "open", "owner", "parent", "request")
 
@@ -80,7 +80,7 @@ class Part:
         self, parent: FleetRequest, owner: PartOwner, asked: Continuation, indices: tuple[int, ...]
     ) -> None:
         self.parent, self.owner, self.request = parent, owner, asked.request
-        self.indices = indices  # of the request, by the part's own index
+        self.indices = indices  # index within the part -> index within the request
         self.open = set(indices)
         self._again: Sequence[int] = asked.again
         self._plain = not parent.num_moves
@@ -103,7 +103,7 @@ class Part:
 
     @engine.setter
     def engine(self, index: int) -> None:
-        if not any(self.parent.began):  # metrics count a request for the engine that it began on
+        if not any(self.parent.began):  # metrics count a request for the engine on which it began
             self.parent.stream.engine = index
 
     def push(self, chunk: TokenChunk) -> None:
@@ -120,11 +120,11 @@ class Part:
             self.owner.part_ended(self)
 
     def _translated(self, chunk: TokenChunk, index: int) -> TokenChunk | None:
-        """Returns the chunk as the first engine would have sent it, or None if there is nothing in it."""
+        """Returns the chunk as the first engine would have sent it, or None if nothing is left to deliver."""
         if self._again:
             kept = without_repeated(chunk, self._again)
             if kept is None:
-                message = "the engine was lost, and another one did not repeat its tokens"
+                message = "the engine was lost, and another engine sampled different tokens"
                 self.owner.part_failed(self, EngineError(message, code="engine_restarted"))
                 return None
             chunk, self._again = kept
@@ -142,7 +142,7 @@ class Part:
         self.owner.part_failed(self, error)
 
     def leave(self, index: int) -> int | None:
-        """Forget a choice that its consumer left. Returns its index in the part, or None if it has ended."""
+        """Close a choice that its consumer left. Returns its index in the part, or None if it has ended."""
         if index not in self.open:
             return None
         self.open.discard(index)

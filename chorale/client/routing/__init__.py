@@ -1,1 +1,1 @@
-"""Which engine takes a request."""
+"""Data for choosing the engine that takes a request."""

@@ -1,33 +1,33 @@
-"""The choice of a replica for a request: a pure function of the loads and of the cached tokens.
+"""The cost of a request on a replica: a pure function of the replica's backlog and of the cached tokens.
 
-The unit is a prompt token that has to be computed.
+The unit is one prompt token to compute.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# A row adds its share to every step that the others wait for. From the published figures of one H200
-# (docs/benchmarks.md): 0.04 to 0.2 ms a step for 120b, at 0.02 ms a prompt token, over some 200 tokens.
+# A running row lengthens each step of other rows: by 0.04 to 0.2 ms (120b on one H200, docs/benchmarks.md)
+# in about 200 steps, where computing a prompt token takes 0.02 ms.
 ROW_TOKENS = 512
-# From this number of rows on, a row costs more than twice as much, so that the requests for one long prefix
-# spread: a second replica computes it once, and then has it, too.
+# Above this number of rows, a row costs more than twice as much, so that requests with one long prefix
+# spread: a second replica computes the prefix once, and then has it cached, too.
 CROWD = 32
-SHORTAGE = 4  # per token that does not fit the free part of the KV cache: others are preempted, or it waits
+SHORTAGE = 4  # cost of a token that the free KV cache has no room for: it waits, or others are preempted
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """The work of a replica, this client's newest requests included."""
+class Backlog:
+    """The unfinished work of a replica, including this client's newest requests."""
 
-    tokens_left: int = 0  # of prompts that wait or are being computed
-    num_rows: int = 0  # choices that run or wait
-    free_tokens: int | None = None  # that the KV cache can take; None: unknown
+    tokens_left: int = 0  # prompt tokens still to be computed
+    num_rows: int = 0  # running and waiting choices
+    free_tokens: int | None = None  # free capacity of the KV cache; None: unknown
 
 
-def cost(load: Load, num_prompt: int, num_cached: int) -> float:
-    """Returns the cost of one more request, of which ``num_cached`` prompt tokens are cached there."""
-    computed = load.tokens_left + num_prompt - num_cached
-    rows = ROW_TOKENS * load.num_rows * (1 + load.num_rows / CROWD)
-    short = 0 if load.free_tokens is None else max(0, computed - load.free_tokens)
+def cost(backlog: Backlog, num_prompt: int, num_cached: int) -> float:
+    """Returns the cost of one more request, if the replica has ``num_cached`` of its prompt tokens cached."""
+    computed = backlog.tokens_left + num_prompt - num_cached
+    rows = ROW_TOKENS * backlog.num_rows * (1 + backlog.num_rows / CROWD)
+    short = 0 if backlog.free_tokens is None else max(0, computed - backlog.free_tokens)
     return computed + rows + SHORTAGE * short

@@ -1,7 +1,7 @@
 """PrefixIndex: a copy of one engine's prefix index, and the search for a prompt's longest hit in several.
 
-The hashes, the root and the rule of a hit are the engine's own functions, so that a hit found here is what
-the engine reports as ``num_cached_tokens``, unless blocks came or went in between.
+Hashes and hits are computed by the engine's own functions, so a hit found here equals the engine's
+``num_cached_tokens``, unless blocks were added or evicted in between.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from chorale.engine.kv_cache.index_log import split_hashes
 from chorale.engine.kv_cache.prefix import usable_prefix
 from chorale.engine.types import BlockChanges, GenerateRequest, PrefixIndexState
 
-FIRST_BATCH, BATCH = 4, 32  # blocks that are hashed before they are looked up
+FIRST_BATCH, BATCH = 4, 32  # blocks that are hashed before a look-up: at the beginning, and at most
 
 
 class PrefixIndex:
@@ -39,22 +39,22 @@ class PrefixIndex:
 
 
 class _Chain:
-    """The prompt's hashes under one secret, and how far each index that has this secret follows them."""
+    """The prompt's hashes under one secret, and how many of them each index with this secret has."""
 
     __slots__ = ("_block_size", "_open", "_root", "ends", "hashes")
 
     def __init__(self, index: PrefixIndex, cache_salt: str) -> None:
         self._root, self._block_size = salted_root(index.secret, cache_salt), index.block_size
-        self._open: list[tuple[int, set[bytes]]] = []  # (place, hashes) of those that had every block so far
+        self._open: list[tuple[int, set[bytes]]] = []  # (position, hashes) of indexes with every block so far
         self.hashes: list[bytes] = []
-        self.ends: dict[int, int] = {}
+        self.ends: dict[int, int] = {}  # position of the index -> number of leading blocks that it has
 
-    def add(self, place: int, index: PrefixIndex) -> None:
-        self._open.append((place, index.full))
-        self.ends[place] = 0
+    def add(self, position: int, index: PrefixIndex) -> None:
+        self._open.append((position, index.full))
+        self.ends[position] = 0
 
     def advance(self, prompt: Sequence[int], num_blocks: int) -> bool:
-        """Hash and look up at most ``num_blocks`` more. Returns whether the end is known."""
+        """Hash and look up at most ``num_blocks`` more blocks. Returns whether all ``ends`` are final."""
         size, hashes = self._block_size, self.hashes
         most = (len(prompt) - 1) // size  # the last token is always computed
         stop = min(len(hashes) + num_blocks, most)
@@ -66,17 +66,17 @@ class _Chain:
             self._open = [each for each in self._open if self._follows(*each, start)]
         return not self._open or len(hashes) >= most
 
-    def _follows(self, place: int, full: set[bytes], start: int) -> bool:
+    def _follows(self, position: int, full: set[bytes], start: int) -> bool:
         end, hashes = start, self.hashes
         while end < len(hashes) and hashes[end] in full:
             end += 1
-        self.ends[place] = end
+        self.ends[position] = end
         return end == len(hashes)
 
 
 class PrefixSearch:
-    """The hit of one prompt in each of several indexes; None has none. Blocks are hashed as long as any has
-    them, once for all indexes with the same secret.
+    """The hit of one prompt in each of several indexes; None is an index without hits. Blocks are hashed as
+    long as any index has them, once for all indexes with the same secret.
     """
 
     def __init__(self, request: GenerateRequest, indexes: Sequence[PrefixIndex | None]) -> None:
@@ -84,30 +84,30 @@ class PrefixSearch:
         self._chains: dict[tuple[bytes, int], _Chain] = {}
         if request.sampling.prompt_logprobs is not None:
             return  # the engine computes the whole prompt
-        for place, index in enumerate(indexes):
+        for position, index in enumerate(indexes):
             if index is not None and index.secret:
                 key = (index.secret, index.block_size)
                 if key not in self._chains:
                     self._chains[key] = _Chain(index, request.cache_salt)
-                self._chains[key].add(place, index)
+                self._chains[key].add(position, index)
 
     def advance(self, num_blocks: int) -> bool:
-        """Hash at most ``num_blocks`` more, for each secret. Returns whether the search is over."""
+        """Hash at most ``num_blocks`` more blocks for each secret. Returns whether the search has ended."""
         try:
             done = [chain.advance(self._prompt, num_blocks) for chain in self._chains.values()]
             return all(done)
-        except OverflowError:  # ids that no vocabulary has: the engine refuses them
+        except OverflowError:  # ids above 32 bits: the engine refuses them
             self._chains.clear()
             return True
 
     def hits(self) -> list[int]:
-        """Tokens that each index has cached, as far as the search got."""
+        """Returns the number of cached tokens in each index, as far as the search has got."""
         found = [0] * len(self._indexes)
         for chain in self._chains.values():
-            for place, end in chain.ends.items():
-                index = self._indexes[place]
+            for position, end in chain.ends.items():
+                index = self._indexes[position]
                 if index is not None:
                     size = index.block_size
                     hit = usable_prefix(chain.hashes, end, index.window_hashes, index.window, size)
-                    found[place] = hit * size
+                    found[position] = hit * size
         return found

@@ -31,7 +31,7 @@ from chorale.client.wire.messages import (
 logger = logging.getLogger(__name__)
 Received = TypeVar("Received")
 RECONNECT_MS = 50  # a new engine is found within this time after it binds
-LINGER_MS = 200  # time in which close() may still send aborts and Unregister
+LINGER_MS = 200  # how long close() waits for aborts and Unregister to be sent
 
 
 class EngineConnection:
@@ -58,7 +58,7 @@ class EngineConnection:
         return not self._address.beats.startswith("tcp:")
 
     def start(self) -> None:
-        """Subscribe to the beats. Must be called on the loop that will run the callbacks."""
+        """Subscribe to the heartbeats. Must be called on the loop that will run the callbacks."""
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._heartbeats: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
@@ -76,7 +76,7 @@ class EngineConnection:
         self.disconnect()
         self._dealer = self._context.socket(zmq.DEALER)
         self._dealer.setsockopt(zmq.LINGER, 0)
-        self._dealer.setsockopt(zmq.SNDHWM, 0)  # never block: admission bounds what is in flight
+        self._dealer.setsockopt(zmq.SNDHWM, 0)  # never block: admission limits the requests in flight
         self._dealer.setsockopt(zmq.RCVHWM, 0)
         curve.enter(self._dealer, self._address.public_key)
         self._dealer.connect(self._address.engine)
@@ -90,11 +90,11 @@ class EngineConnection:
             dealer.close()
 
     def send(self, message: ToEngine) -> None:
-        """Queue a message for the engine. Without a connection it is dropped; its streams fail anyway."""
+        """Queue a message for the engine. It is dropped if there is no connection: all streams fail then."""
         if self._dealer is None:
             return
         self._dealer.send(encode(message), zmq.NOBLOCK)
-        # Sending may consume the descriptor's edge, and a message would wait for the next one.
+        # The descriptor signals each event once. If sending consumed it, an arrived message would wait.
         if int(self._dealer.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self.drain_messages)
 
@@ -122,7 +122,7 @@ class EngineConnection:
 
     def _watch(self, socket: zmq.Socket[bytes], drain: Callable[[], None]) -> None:
         self._loop.add_reader(socket.fileno(), drain)
-        self._loop.call_soon(drain)  # messages that arrived earlier signal no edge
+        self._loop.call_soon(drain)  # the descriptor does not signal messages that arrived earlier
 
     def _unwatch(self, socket: zmq.Socket[bytes]) -> None:
         self._loop.remove_reader(socket.fileno())

@@ -1,7 +1,7 @@
-"""Sockets that other machines reach: TCP with CurveZMQ, which encrypts and authenticates.
+"""TCP sockets that other machines connect to, encrypted and authenticated with CurveZMQ.
 
 An engine's public key is never sent in the clear, and clients get it only from the process that started the
-engine. A program that does not have it can neither connect to the engine nor read anything.
+engine. A program without the key can neither connect to the engine nor read its messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def serve(socket: zmq.Socket[bytes], secret_key: str) -> None:
 
 
 def enter(socket: zmq.Socket[bytes], public_key: str) -> None:
-    """Make a socket a client of the server with this key; "" leaves it as it is. Call before it connects."""
+    """Make a socket a client of the server with this key; "" has no effect. Call before it connects."""
     if public_key:
         own_public, own_secret = zmq.curve_keypair()
         socket.setsockopt(zmq.CURVE_SERVERKEY, public_key.encode())
@@ -50,5 +50,5 @@ def bind(socket: zmq.Socket[bytes], address: str, tcp: TcpSocket | None) -> None
 def listen(socket: zmq.Socket[bytes], fd: int) -> None:
     """Accept connections on a TCP socket that listens already."""
     socket.setsockopt(zmq.USE_FD, fd)
-    socket.bind("tcp://127.0.0.1:*")  # only its form counts: the descriptor is bound
+    socket.bind("tcp://127.0.0.1:*")  # the address is not used: the descriptor is already bound
     socket.setsockopt(zmq.USE_FD, -1)

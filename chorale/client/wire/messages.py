@@ -1,4 +1,4 @@
-"""The messages between API processes and the engine process, and where the sockets are.
+"""The messages between API processes and the engine process, and the addresses of their sockets.
 
 Two unix sockets in one private directory (mode 0700):
 
@@ -42,7 +42,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """``engine_id``: the engine that the request is meant for; a later engine does not run it."""
+    """A new request. ``engine_id``: the engine process that it is meant for; a later one ignores it."""
 
     engine_id: str
     request: GenerateRequest
@@ -50,13 +50,13 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     request_ids: list[str]
-    index: int | None = None  # only this choice of each
+    index: int | None = None  # the choice to abort; None: all choices
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
     """Keep-alive. A client that stops sending it gets ``ClientExpired`` and its requests are aborted.
 
-    ``pid``: of the client's process; 0 from another machine.
+    ``pid``: id of the client's process; 0 if it runs on another machine.
     """
 
     pid: int = 0
@@ -110,7 +110,7 @@ class PrefixSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot
     engine_id: str
     index: PrefixIndexState
     stats: EngineStats
-    num_received: int = 0  # ``Submit``s of this client after its ``FollowBlocks``; ``stats`` include them
+    num_received: int = 0  # this client's ``Submit``s since its ``FollowBlocks``; included in ``stats``
 
 
 class EngineUpdate(msgspec.Struct, frozen=True, array_like=True, tag="update"):
@@ -136,27 +136,27 @@ FromEngine = StepMessage | EngineFailed | ClientExpired | PrefixSnapshot | Engin
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The engine's whole public state. Sent at every change, and at least every 250 ms.
 
-    "failed" is sent by the supervisor, once it starts this engine no more and others go on.
+    The supervisor sends "failed" when it has given up this engine and others still run.
     """
 
     engine_id: str
     pid: int
-    timeout: float = HEARTBEAT_TIMEOUT  # seconds of silence after which it counts as hung
+    timeout: float = HEARTBEAT_TIMEOUT  # seconds without a heartbeat after which the engine counts as hung
     state: Literal["loading", "ready", "draining", "failed"]
     phase: str = ""
     progress: float | None = None
     message: str = ""
     step_seconds: float = 0.0  # how long the current step has been running; 0 between steps
-    p99_step_seconds: float = 0.0  # of the last 1,024 finished steps
+    p99_step_seconds: float = 0.0  # 99th percentile of the last 1,024 finished steps
     stats: EngineStats = msgspec.field(default_factory=EngineStats)
-    info: EngineInfo | None = None  # from "ready" on
+    info: EngineInfo | None = None  # set once the engine is ready
 
     @property
     def status(self) -> EngineStatus:
         return EngineStatus(self.state, self.phase, self.progress, self.message)
 
 
-# Exceptions of decoding. For a tag that is not UTF-8, msgspec raises UnicodeDecodeError.
+# Exceptions that decoders raise. For a tag that is not UTF-8, msgspec raises UnicodeDecodeError.
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 encode = msgspec.msgpack.Encoder().encode
@@ -166,7 +166,7 @@ decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode
 
 
 class EngineAddress(msgspec.Struct, frozen=True):
-    """The endpoints of an engine's sockets. ``public_key``: if other machines reach it (``curve``)."""
+    """The endpoints of an engine's sockets. ``public_key`` is set if they use CurveZMQ (``curve``)."""
 
     engine: str
     beats: str
@@ -174,17 +174,17 @@ class EngineAddress(msgspec.Struct, frozen=True):
 
 
 def local_address(directory: str | Path, public_key: str = "") -> EngineAddress:
-    """The unix sockets of an engine on this machine."""
+    """Return the addresses of the unix sockets of an engine on this machine."""
     return EngineAddress(engine_address(directory), heartbeat_address(directory), public_key)
 
 
 def engine_address(directory: str | Path) -> str:
-    """The ROUTER's endpoint. Raises ``ConfigError`` if the path is too long for a unix socket."""
+    """Return the ROUTER's endpoint. Raises ``ConfigError`` if the path is too long for a unix socket."""
     return _address(directory, "engine")
 
 
 def heartbeat_address(directory: str | Path) -> str:
-    """The PUB's endpoint."""
+    """Return the PUB's endpoint. Raises ``ConfigError`` like ``engine_address``."""
     return _address(directory, "beats")
 
 

@@ -53,7 +53,7 @@ def make_client(start: ApiStart) -> RemoteClient | FixedFleet:
         max_queued_requests=queued,
         num_api_processes=count,
         seeds=random.Random(f"{start.seed} {start.process}"),
-        turn=start.process,
+        first_slot=start.process,
     )
 
 

@@ -52,7 +52,7 @@ class ReplicaRig:
     async def idle(self) -> None:
         await until(
             lambda: all(
-                each.follower.load().num_rows == each.follower.load().tokens_left == 0
+                each.follower.backlog().num_rows == each.follower.backlog().tokens_left == 0
                 for each in self.members
             ),
             "every engine is idle, and its followers know",
