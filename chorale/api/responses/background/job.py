@@ -109,8 +109,10 @@ class Job:
             await self._run.start()
         except BaseException:
             await self._run.close()
-            await self._rows.put_back(self._server_id, self.response_id)
-            await self._run.release()
+            try:
+                await self._rows.put_back(self._server_id, self.response_id)
+            finally:  # also when the store fails
+                await self._run.release()
             raise
 
     def stop(self, error: ChoraleError | None = None) -> None:
