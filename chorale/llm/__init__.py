@@ -1,4 +1,4 @@
-"""LLM: offline inference with vLLM's names. The calling thread steps the engine; the turns are the server's.
+"""LLM: offline inference with vLLM's API. The calling thread steps the engine; turns run the server's code.
 
 from chorale import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""The LLM class; see the package."""
+"""The LLM class: checks its arguments, opens the engine, runs prompts and conversations."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
     from chorale.llm.many_engines import ManyEngines
 
 logger = logging.getLogger(__name__)
-_warned: list[str] = []  # warnings that this process has shown
+_warned: list[str] = []  # names of warnings that this process has logged
 
 # Arguments of vLLM's LLM that have no effect here, with the reason.
 _IGNORED = {
     "tokenizer": "the harmony vocabulary is built in",
     "tokenizer_mode": "the harmony vocabulary is built in",
-    "trust_remote_code": "no code of a checkpoint is ever run",
+    "trust_remote_code": "no remote code is ever run",
     "tokenizer_revision": "the harmony vocabulary is built in",
     "cpu_offload_gb": "weights are not offloaded",
     "max_seq_len_to_capture": "graphs are captured as needed",
-    "disable_log_stats": "LLM logs none",
+    "disable_log_stats": "LLM logs no statistics",
     "enable_chunked_prefill": "prefill is always chunked",
     "distributed_executor_backend": "ranks are processes of one machine",
     "load_format": "safetensors is the only format",
@@ -65,15 +65,15 @@ _IGNORED = {
 class LLM:
     """An engine in this process. Arguments are the fields of ``EngineConfig``.
 
-    With ``data_parallel_size`` above 1: as many engine processes, each with its own GPU or GPUs.
+    With ``data_parallel_size`` N above 1, there are N engine processes, each with its own GPU or GPUs.
 
-    The thread that calls ``generate`` or ``chat`` runs the engine; a call from another thread waits until it
-    has returned. ``shutdown`` (or leaving a ``with``) frees the memory.
+    The thread that calls ``generate`` or ``chat`` runs the engine; a call from another thread waits until
+    the first call has returned. ``shutdown`` (or leaving a ``with``) frees the memory.
     """
 
     def __init__(self, model: str = "demo", **options: Any) -> None:
-        """Raises ``TypeError`` for an unknown argument, naming the nearest known one, and ``ConfigError``
-        for a bad value."""
+        """Raises ``TypeError`` for an unknown argument, with the nearest known one, and ``ConfigError`` for a
+        bad value."""
         self._vocab = load_vocabulary()
         count = _count_of_engines(options.pop("data_parallel_size", None))
         self._engine = _open(_config(model, options, count), count)
@@ -86,7 +86,7 @@ class LLM:
         return self._engine.info
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return vLLM's defaults, overridden by those of ``generation_config.json``."""
+        """Return vLLM's defaults, overridden by the values in ``generation_config.json``."""
         return SamplingParams.from_defaults(self.info.default_sampling)
 
     def generate(
@@ -97,12 +97,12 @@ class LLM:
         *,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
     ) -> list[RequestOutput]:
-        """Returns one RequestOutput per prompt, in order. ``sampling_params``: one for all, or one each.
+        """Return one RequestOutput per prompt, in order. ``sampling_params``: one for all, or one per prompt.
 
-        ``use_tqdm``: a progress bar on a terminal, or a callable with tqdm's arguments that makes one. A
-        sequence that fails alone has ``finish_reason`` "error". Raises ``ValueError``, ``TypeError`` or a
-        ``ChoraleError`` for bad arguments before anything runs, ``EngineError`` if the engine has ended.
-        """
+        ``use_tqdm``: whether to show a progress bar on a terminal, or a callable that takes tqdm's arguments
+        and returns a bar. If a single choice fails, its ``finish_reason`` is "error". Raises ``ValueError``,
+        ``TypeError`` or ``ChoraleError`` for bad arguments before anything runs, ``EngineError`` if the
+        engine fails or is shut down."""
         read = read_prompts(prompts, prompt_token_ids, self._vocab)
         params = _for_each(sampling_params, self.get_default_sampling_params, len(read))
         eos = frozenset(self.info.eos_token_ids)
@@ -131,12 +131,11 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         reasoning_effort: str | None = None,
     ) -> list[RequestOutput]:
-        """One conversation (a list of messages), or a list of them.
+        """Return one RequestOutput for a conversation (a list of messages), or one for each of several.
 
-        The prompt equals the server's for the same messages. Each output's ``text`` is the answer, beside
-        ``reasoning`` and ``tool_calls``; the arguments of a ``strict`` tool satisfy its schema. Without
-        ``sampling_params`` an answer may be as long as fits, or as the model's ``max_new_tokens``.
-        """
+        The server renders the same messages to the same prompt. In each choice, ``text`` is the answer,
+        without ``reasoning`` and ``tool_calls``; arguments of a ``strict`` tool satisfy its schema. Without
+        ``sampling_params``, answers are limited by the model's ``max_new_tokens`` or the context length."""
         several = read_conversations(messages)
         functions = read_tools(tools)
         described = [function.tool for function in functions]
@@ -181,7 +180,7 @@ class LLM:
         make_rules: Callable[[SamplingParams], TurnRules],
         make_choice: Callable[[TurnRequest, SamplingParams, int], Choice | RawChoice],
     ) -> list[RequestOutput]:
-        """Everything is checked before anything runs. All prompts are handed over at once, in order."""
+        """Check all prompts, then run them. The engine gets all of them at once, in order."""
         self._engine.require_ready()
         rules = {key: make_rules(own) for key, own in {id(own): own for own in params}.items()}
         batch = Batch(self._vocab, self.info.max_model_len)
@@ -208,29 +207,29 @@ def _config(model: str, options: dict[str, Any], count: int) -> EngineConfig:
     for name in [name for name in options if name in _IGNORED]:
         logger.warning("LLM: %s has no effect: %s", name, _IGNORED[name])
         del options[name]
-    _name_host_tier(options)
+    _rename_host_tier_options(options)
     check_names("LLM", options, names)
-    given = {name: value for name, value in options.items() if value is not None}  # None: decide for me
+    given = {name: value for name, value in options.items() if value is not None}  # None: default
     speculative = _speculative(given.pop("speculative_config", None))
     kv_events = _kv_events(given.pop("kv_events_config", None), given.get("enable_prefix_caching"), count)
-    given.setdefault("prompt_delay", 0.0)  # nobody reads along: prompts may hold up the running rows
+    given.setdefault("prompt_delay", 0.0)  # without streams, prefill may delay running rows
     try:
         config = msgspec.convert({"model": os.fspath(model), **given}, EngineConfig)
         config = dataclasses.replace(config, speculative_config=speculative, kv_events_config=kv_events)
     except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$.")
-        raise ConfigError(f"LLM: {place.rstrip('`')}: {reason}") from None
+        reason, _, path = str(error).partition(" - at `$.")
+        raise ConfigError(f"LLM: {path.rstrip('`')}: {reason}") from None
     override = config.override_generation_config or {}
     check_names("override_generation_config", override, list(GENERATION))
-    SamplingParams.from_defaults(override)  # raises for values that no request may have
+    SamplingParams.from_defaults(override)  # raises for values that are out of range
     return config
 
 
-def _name_host_tier(options: dict[str, Any]) -> None:
-    """Replace vLLM's other arguments about host memory for KV pages."""
+def _rename_host_tier_options(options: dict[str, Any]) -> None:
+    """Replace vLLM's ``swap_space`` and ``kv_offloading_backend`` by ``kv_offloading_size``."""
     backend, size = options.pop("kv_offloading_backend", None), options.pop("swap_space", None)
     if backend not in (None, "native"):
-        raise ConfigError(f"LLM: kv_offloading_backend={backend!r}: the only one is native")
+        raise ConfigError(f"LLM: kv_offloading_backend={backend!r}: the only backend is native")
     if size is not None and options.get("kv_offloading_size") is None:
         options["kv_offloading_size"] = size
 
@@ -243,7 +242,7 @@ def _speculative(given: Any) -> SpeculativeConfig | None:
         logger.warning("%s", notice)
     if config.is_synthetic:
         logger.warning(
-            "SYNTHETIC ACCEPTANCE: draft tokens are kept whatever they are; the output has no meaning"
+            "SYNTHETIC ACCEPTANCE: draft tokens are accepted by a profile; the output has no meaning"
         )
     return config
 
@@ -295,16 +294,16 @@ def _for_each(
     if isinstance(given, SamplingParams):
         return [given] * count
     if not isinstance(given, Sequence) or not all(isinstance(each, SamplingParams) for each in given):
-        raise TypeError("sampling_params must be a SamplingParams, or a list with one for each prompt")
+        raise TypeError("sampling_params must be a SamplingParams or a list with one per prompt")
     if len(given) != count:
         raise ValueError(f"{len(given)} sampling_params for {count} prompts")
     return list(given)
 
 
 def _warn_of_empty(params: SamplingParams, output: RequestOutput) -> None:
-    """Warns once if vLLM's default length ended an answer within its reasoning."""
+    """Warn once if the default ``max_tokens``, which is vLLM's, cut an answer within its reasoning."""
     default = SAMPLING_FIELDS["max_tokens"].llm_default
     ended = any(one.finish_reason == "length" and not one.text for one in output.outputs)
     if ended and params.max_tokens == default and not _warned:
         _warned.append("max_tokens")
-        logger.warning("an answer is empty: its reasoning took all of max_tokens=%s, the default", default)
+        logger.warning("an answer is empty: its reasoning used up the default max_tokens=%s", default)

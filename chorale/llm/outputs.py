@@ -1,4 +1,4 @@
-"""RequestOutput and CompletionOutput: vLLM's attributes, and how the fold of a turn becomes one."""
+"""RequestOutput and CompletionOutput with vLLM's attributes, built from the fold of a turn."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Logprob:
     decoded_token: str | None = None
 
 
-PositionLogprobs = dict[int, Logprob]  # by token id: the token itself first, then the alternatives
+PositionLogprobs = dict[int, Logprob]  # by token id: the actual token first, then alternatives
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call that the model made in ``LLM.chat``. ``arguments`` is JSON text, as the model wrote it."""
+    """A tool call in the output of ``LLM.chat``. ``arguments``: JSON text as the model wrote it."""
 
     name: str
     arguments: str
@@ -30,11 +30,11 @@ class ToolCall:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One choice. ``token_ids`` includes the stop token, ``text`` only with ``include_stop_str_in_output``.
+    """One choice. ``token_ids`` includes the stop token; ``text`` only with ``include_stop_str_in_output``.
 
-    ``finish_reason``: "stop", "length", "abort" or "error" (then ``error`` says why). ``stop_reason``: the
-    stop string or stop token id; None for the model's own end. ``reasoning`` and ``tool_calls`` are set by
-    ``LLM.chat`` only, whose ``text`` is the final channel's.
+    ``finish_reason``: "stop", "length", "abort" or "error" (``error`` has the message). ``stop_reason``: the
+    stop string or stop token id; None for ``<|return|>``. Only ``LLM.chat`` sets ``reasoning`` and
+    ``tool_calls``; its ``text`` is the content of the final channel.
     """
 
     index: int
@@ -54,7 +54,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One prompt with its choices, in the order of their index. ``prompt`` is None for token prompts."""
+    """One prompt and its choices, in order of index. ``prompt`` is None if token ids were given."""
 
     request_id: str
     prompt: str | None
@@ -73,9 +73,7 @@ def completion_output(
     params: SamplingParams,
     vocab: Vocabulary,
 ) -> CompletionOutput:
-    """Make the output of one choice. ``logprobs``: those of every token that the engine sent, if
-    requested.
-    """
+    """Return the output of one choice. ``logprobs``: one entry per token from the engine, if requested."""
     token_ids = list(ended.output_token_ids)
     output = CompletionOutput(
         index,
@@ -96,7 +94,7 @@ def completion_output(
     ):
         output.stop_reason = token_ids[-1]
     if params.logprobs is not None:
-        entries = logprobs[: len(token_ids)]  # the engine may have gone on behind a stop string
+        entries = logprobs[: len(token_ids)]  # there may be tokens after a stop string
         output.logprobs = [position_logprobs(entry, vocab) for entry in entries]
         output.cumulative_logprob = sum(entry.logprob for entry in entries)
     return output

@@ -1,4 +1,4 @@
-"""SamplingParams: vLLM's names and defaults, checked when made."""
+"""SamplingParams with vLLM's names and defaults. Values are checked on construction."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from chorale.grammar.matcher import check_constraint
 from chorale.requests.formats import constraint_of
 
 _REFUSED = {
-    "guided_decoding": "its name is structured_outputs",
+    "guided_decoding": "use structured_outputs",
     "logits_processors": "Python logits processors are not supported",
     "best_of": "use n",
     "use_beam_search": "beam search is not supported",
-    "truncate_prompt_tokens": "cut the prompt before calling",
+    "truncate_prompt_tokens": "truncate the prompt before the call",
     "output_kind": "LLM returns finished outputs; stream through the server",
-    "extra_args": "there are none",
+    "extra_args": "there are no extra arguments",
 }
 
 
 def check_names(what: str, given: dict[str, Any], known: Sequence[str]) -> None:
-    """Raises ``TypeError`` naming the nearest known name, ``ValueError`` for one that is refused."""
+    """Raises ``TypeError`` for an unknown name, with the nearest known one; ``ValueError`` if in _REFUSED."""
     for name, value in given.items():
         if name in known:
             continue
@@ -44,7 +44,7 @@ def check_names(what: str, given: dict[str, Any], known: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """The constraint of the output: exactly one of these. ``json``: a schema, as an object or a string;
+    """The constraint of the output: exactly one field is set. ``json``: a schema, as an object or a string;
     ``grammar``: Lark or GBNF."""
 
     json: str | Mapping[str, Any] | None = None
@@ -64,7 +64,7 @@ class StructuredOutputsParams:
         """Return the constraint. Raises ``ValueError`` if it cannot be enforced."""
         ((way, value),) = self._given().items()
         try:
-            if way == "choice" and not isinstance(value, str):  # whose letters are not choices
+            if way == "choice" and not isinstance(value, str):  # list() would split a string
                 value = list(value)
             found = constraint_of(way, value, f"structured_outputs.{way}")
         except RequestError as error:
@@ -83,7 +83,7 @@ def check_compiles(constraint: Constraint) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _compiled(constraint: Constraint) -> None:
-    """Compile the constraint, once. Raises ``ValueError``."""
+    """Compile the constraint; repeated calls are free. Raises ``ValueError``."""
     check_constraint(constraint)
 
 
@@ -116,9 +116,9 @@ class _Fields:
 
 
 class SamplingParams(_Fields):
-    """Sampling parameters. ``max_tokens`` None: up to the window; ``temperature`` 0: greedy; ``top_k`` 0 or
-    -1: all; ``stop``: text that ends the output. Raises ``ValueError`` or ``TypeError``, naming the argument.
-    """
+    """Sampling parameters. ``max_tokens`` None: up to the context length; ``temperature`` 0: greedy;
+    ``top_k`` 0 or -1: all tokens; ``stop``: strings that end the output. Raises ``ValueError`` or
+    ``TypeError`` with the name of the argument."""
 
     def __init__(self, **given: Any) -> None:
         names = [field.name for field in fields(_Fields)]
@@ -128,14 +128,14 @@ class SamplingParams(_Fields):
 
     @classmethod
     def from_defaults(cls, defaults: dict[str, float], **given: Any) -> SamplingParams:
-        """``generation_config.json`` first, then what is given."""
+        """Return ``given``, completed by ``defaults``, the fields of ``generation_config.json``."""
         known: dict[str, Any] = {GENERATION[name]: defaults[name] for name in defaults if name in GENERATION}
         for name in known.keys() & INTEGERS:
             known[name] = int(known[name])
         return cls(**{**known, **given})
 
     def constraint(self) -> Constraint | None:
-        """Returns the constraint of ``structured_outputs``. Raises ``ValueError`` or ``TypeError``."""
+        """Return the constraint of ``structured_outputs``. Raises ``ValueError`` or ``TypeError``."""
         wanted = self._wanted()
         return None if wanted is None else wanted.constraint()
 
@@ -145,11 +145,11 @@ class SamplingParams(_Fields):
             return StructuredOutputsParams(**given)
         if given is None or isinstance(given, StructuredOutputsParams):
             return given
-        raise TypeError(f"structured_outputs must be StructuredOutputsParams or their names, not {given!r}")
+        raise TypeError(f"structured_outputs must be StructuredOutputsParams or a mapping, not {given!r}")
 
     @property
     def priority(self) -> int:
-        """0 for every request: prompts run in the order in which they are given."""
+        """The priority, 0 for every request: prompts run in the order in which they are given."""
         return 0
 
     @property
@@ -169,7 +169,7 @@ class SamplingParams(_Fields):
 
 SamplingParams.__signature__ = inspect.signature(_Fields)  # type: ignore[attr-defined]
 
-# Parameters that are a single number, and those of them that may be None.
+# Parameters that are a single number; of these, the integers and those that may be None.
 _NUMBERS = {name: field for name, field in SAMPLING_FIELDS.items() if not field.each}
 INTEGERS = frozenset(name for name, field in _NUMBERS.items() if field.type == "integer")
 _OPTIONAL = frozenset(name for name, field in _NUMBERS.items() if field.default is None)
@@ -180,7 +180,7 @@ _IDS = ("stop_token_ids", "allowed_token_ids")
 def _plain(name: str, value: Any) -> Any:
     """Return ``value`` in the engine's form; numpy's numbers become Python's. Raises ``TypeError``.
 
-    A wrong type would fail later, in a step of the engine, and end all other prompts, too.
+    A value of a wrong type would fail later, in an engine step, and end all other prompts, too.
     """
     if name in _OPTIONAL and value is None:
         return None
@@ -194,7 +194,7 @@ def _plain(name: str, value: Any) -> Any:
         return value if isinstance(value, int) else float(value)
     if name == "logit_bias" and value is not None:
         if not isinstance(value, Mapping) or not all(isinstance(bias, Real) for bias in value.values()):
-            raise TypeError(f"logit_bias must have a number for each token id, not {value!r}")
+            raise TypeError(f"logit_bias must map token ids to numbers, not {value!r}")
         return {
             int(token) if isinstance(token, Integral) else token: float(bias) for token, bias in value.items()
         }
@@ -207,7 +207,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _are_texts(value: object) -> bool:
-    """Returns whether it is a list of strings. A bare string is not: iterating it yields characters."""
+    """Return whether ``value`` is a list of strings. A string does not count as one."""
     if isinstance(value, str) or not isinstance(value, Collection):
         return False
     return all(isinstance(text, str) for text in value)
@@ -221,23 +221,22 @@ def _check(params: SamplingParams) -> None:
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ValueError(f"min_tokens {params.min_tokens} is more than max_tokens {params.max_tokens}")
     for name, texts in (("stop", params.stop_strings), ("bad_words", params.bad_words or ())):
-        if not all(texts):  # of bad_words it would be the space before a word
+        if not all(texts):  # an empty bad word would ban the space before each word
             raise ValueError(f"{name} must not contain an empty string")
     if params._wanted() is not None:
-        _check_beside(params, "structured_outputs")
+        _check_conflicts(params, "structured_outputs")
     if params.stop_strings and not params.detokenize:
         raise ValueError("stop needs detokenize=True: stop strings are found in the text")
 
 
-def _check_beside(params: SamplingParams, binding: str) -> None:
+def _check_conflicts(params: SamplingParams, binding: str) -> None:
     for name in ("min_tokens", "ignore_eos", "allowed_token_ids"):
         if getattr(params, name):
-            raise ValueError(f"{name} cannot be kept together with {binding}")
+            raise ValueError(f"{name} cannot be combined with {binding}")
 
 
 def check_for(params: SamplingParams, info: EngineInfo) -> None:
-    """Raises ``ValueError`` for ids that are not in the model's vocabulary, and for too many
-    log-probabilities."""
+    """Raises ``ValueError`` for token ids outside the vocabulary and more logprobs than the engine allows."""
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) > info.max_logprobs:
             raise ValueError(f"{name} must be at most {info.max_logprobs} (max_logprobs)")

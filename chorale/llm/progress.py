@@ -10,13 +10,13 @@ from typing import Any, TextIO
 
 from chorale.engine.types import EngineStats
 
-UseTqdm = bool | Callable[..., Any]  # a callable makes the bar, with tqdm's arguments, as in vLLM
+UseTqdm = bool | Callable[..., Any]  # a callable gets tqdm's arguments and returns a bar
 _INTERVAL = 0.1  # seconds between two updates
-_WIDTH = 24  # cells of the bar
+_WIDTH = 24  # maximum width of the bar, in columns
 
 
 class Progress:
-    """Shows nothing; the base class of bars. ``show`` is cheap enough to be called after every step."""
+    """The base class of bars; shows nothing. ``show`` is cheap enough to be called after every step."""
 
     def __init__(self, total: int, stats: Callable[[], EngineStats]) -> None:
         self._total, self._stats = total, stats
@@ -26,7 +26,7 @@ class Progress:
         self._before = before.prompt_tokens, before.generation_tokens
 
     def show(self, num_done: int) -> None:
-        """Update the display if the last update was ``_INTERVAL`` ago."""
+        """Update the display if the last update was at least ``_INTERVAL`` ago."""
         now = time.perf_counter()
         if now >= self._due:
             self._due = now + _INTERVAL
@@ -39,14 +39,14 @@ class Progress:
         """Show the final state."""
 
     def speeds(self, seconds: float) -> tuple[float, float]:
-        """Return input and output tokens per second since the beginning."""
+        """Return input and output tokens per second since the start."""
         stats = self._stats()
         read, made = stats.prompt_tokens - self._before[0], stats.generation_tokens - self._before[1]
         return read / seconds, made / seconds
 
 
 class Bar(Progress):
-    """One line on a terminal, which each update overwrites."""
+    """A bar on one line of a terminal; each update overwrites it."""
 
     def __init__(self, total: int, stats: Callable[[], EngineStats], stream: TextIO) -> None:
         super().__init__(total, stats)
@@ -63,7 +63,7 @@ class Bar(Progress):
         self._stream.flush()
 
     def _line(self, num_done: int, seconds: float, columns: int) -> str:
-        """Return the line. The bar fills the space that the figures leave."""
+        """Return the line. The bar fills the space between the texts."""
         share = num_done / self._total
         left = f"<{_clock(seconds / share - seconds)}" if num_done else ""
         read, made = self.speeds(seconds)
@@ -78,7 +78,7 @@ class Bar(Progress):
 
 
 class GivenBar(Progress):
-    """A bar with tqdm's methods, made by the caller's function. It limits its own refresh rate."""
+    """A bar with tqdm's methods, made by the caller's function. tqdm limits the refresh rate itself."""
 
     def __init__(self, total: int, stats: Callable[[], EngineStats], make: Callable[..., Any]) -> None:
         super().__init__(total, stats)
@@ -97,7 +97,7 @@ class GivenBar(Progress):
 
 
 def make_progress(total: int, use: UseTqdm, stats: Callable[[], EngineStats]) -> Progress:
-    """Return the bar that ``use_tqdm`` requests. ``True`` shows one only on a terminal."""
+    """Return the bar for the argument ``use_tqdm``. ``True`` shows one only on a terminal."""
     if total and callable(use):
         return GivenBar(total, stats, use)
     if total and use and sys.stderr.isatty():

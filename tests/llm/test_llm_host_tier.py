@@ -67,7 +67,7 @@ def test_vllms_arguments() -> None:
     with LLM("demo", max_model_len=256, swap_space=0.05, kv_offloading_backend="native") as llm:
         assert llm.info.num_host_pages > 0
         assert llm.info.host_kv_bytes <= 0.05 * 2**30
-    with pytest.raises(ConfigError, match="the only one is native"):
+    with pytest.raises(ConfigError, match="the only backend is native"):
         LLM("demo", kv_offloading_backend="lmcache")
     with pytest.raises(ConfigError, match="0 or more GiB"):
         LLM("demo", kv_offloading_size=-1.0)
