@@ -1,7 +1,7 @@
-"""Batch: the turns of one call of ``LLM``. It takes the chunks of all and makes a RequestOutput of each.
+"""Batch: the turns of one call of ``LLM``. It reads their chunks and builds their RequestOutputs.
 
-The choices are the server's: they read the tokens and return what they need next. There is no event loop:
-the thread that steps the engine reads each step's chunks.
+Choices are the server's classes: they read tokens and return their next need (``turns.needs``). Nothing here
+is asynchronous: the thread that gets a step's chunks reads them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from chorale.turns.events import Fold
 from chorale.turns.needs import Ended, Need, NextRound
 from chorale.turns.request import TurnRequest
 
-# The result of a step: a further generation, or a choice (request id, index) that needs no more tokens.
+# An order to the engine: run a further round, or abort a choice (request id, index), which is complete.
 Order = GenerateRequest | tuple[str, int]
 
 
 class Work:
-    """One prompt: its request, and the choices that have ended."""
+    """One prompt: its turn, and the outputs of the choices that have ended."""
 
     __slots__ = ("done", "output", "params", "turn")
 
@@ -35,33 +35,31 @@ class Work:
 
 
 class Reading:
-    """One choice, while the engine works on it.
+    """A choice that the engine is generating.
 
-    Without stop strings, only the last chunk of a raw choice decides what the engine does next: its tokens
-    are collected in ``unread`` and read at the end, all at once.
+    Without stop strings, only the last chunk of a raw choice affects what the engine does next. Tokens are
+    therefore collected in ``unread`` and read together at the end.
     """
 
     __slots__ = ("choice", "logprobs", "num_rounds", "reads_late", "request_id", "unread", "work")
 
     def __init__(self, work: Work, choice: Choice | RawChoice) -> None:
         self.work, self.choice = work, choice
-        self.request_id: str | None = work.turn.request_id  # of the round being read; None: it has ended
-        self.num_rounds = 0  # after the first
+        self.request_id: str | None = work.turn.request_id  # current round; None: ended
+        self.num_rounds = 0  # not counting the first
         self.reads_late = isinstance(choice, RawChoice) and not work.turn.stop
         self.unread: TokenChunk | None = None
         self.logprobs: list[TokenLogprobs] = []
 
 
 class Batch:
-    """``take`` is called after every step with a chunk for each row, so its cost for a plain chunk
-    matters.
-    """
+    """The prompts of one call. ``take`` gets a chunk per row after every step, so it must be cheap."""
 
     def __init__(self, vocab: Vocabulary, max_model_len: int) -> None:
-        self.num_done = 0  # prompts of which every choice has ended
+        self.num_done = 0  # prompts whose choices have all ended
         self._vocab, self._max_model_len = vocab, max_model_len
         self._works: list[Work] = []
-        self._readings: dict[str, Sequence[Reading]] = {}  # by the request id of each round
+        self._readings: dict[str, Sequence[Reading]] = {}  # by request id of the round
 
     def add(
         self,
@@ -76,7 +74,7 @@ class Batch:
         self._readings[turn.request_id] = [Reading(work, choice) for choice in choices]
 
     def requests(self) -> Iterator[GenerateRequest]:
-        """Return the first round of every turn, in order."""
+        """Return the first round of each turn, in order."""
         return (work.turn.first_round() for work in self._works)
 
     def outputs(self) -> list[RequestOutput]:
@@ -84,7 +82,7 @@ class Batch:
         return [work.output for work in self._works]
 
     def take(self, chunks: list[TokenChunk]) -> list[Order]:
-        """Read a step's chunks."""
+        """Read a step's chunks. Returns orders to the engine."""
         orders: list[Order] = []
         readings = self._readings
         for chunk in chunks:
@@ -92,7 +90,7 @@ class Batch:
             unread = reading.unread
             if unread is not None and chunk.finish_reason is None and chunk.logprobs is None:
                 unread.token_ids += chunk.token_ids
-            elif chunk.request_id == reading.request_id:  # else of a round that the choice has left
+            elif chunk.request_id == reading.request_id:  # else it belongs to an earlier round
                 self._read(reading, chunk, orders)
         return orders
 
@@ -110,9 +108,9 @@ class Batch:
         if need is not None:
             if not is_last:
                 orders.append((chunk.request_id, chunk.index))
-            self._go_on(reading, need, orders)
+            self._continue(reading, need, orders)
 
-    def _go_on(self, reading: Reading, need: Need, orders: list[Order]) -> None:
+    def _continue(self, reading: Reading, need: Need, orders: list[Order]) -> None:
         choice = reading.choice
         if isinstance(need, NextRound):
             assert isinstance(choice, Choice)
@@ -149,7 +147,7 @@ class Batch:
 
 
 def _joined(chunk: TokenChunk | None, following: TokenChunk) -> TokenChunk:
-    """Return one chunk with the contents of both."""
+    """Append ``following`` to ``chunk``, and return the result."""
     if chunk is None:
         return following
     chunk.token_ids += following.token_ids

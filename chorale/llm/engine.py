@@ -1,8 +1,8 @@
 """OfflineEngine: the engine core, stepped by the thread that calls ``LLM``.
 
-There is no other thread, event loop or queue between a step and its tokens. A second busy thread would take
-the interpreter lock from the step loop for up to ``sys.getswitchinterval`` (5 ms) at a time, longer than most
-steps take.
+The thread that runs a step also reads its tokens, without an event loop or queue. A second busy thread would
+take the interpreter lock from the step loop for up to ``sys.getswitchinterval`` (5 ms) at a time, longer than
+most steps take.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from chorale.errors import EngineDeadError, EngineError
 from chorale.llm.signals import SignalsBetweenSteps
 from chorale.machine.processes import quiet_collector
 
-_QUIET = 1.0  # seconds without work after which an engine uses its idle time
-_PIECE = 0.001  # seconds between two pieces of it
-FIRST_TOKENS = 8_192  # of prompts, queued before the first step: as many as it computes by default
+_QUIET = 1.0  # seconds without requests before idle time is used
+_PIECE = 0.001  # pause between two pieces of idle work, in seconds
+FIRST_TOKENS = 8_192  # prompt tokens queued before the first step, as many as it computes by default
 
 # Takes a step's chunks; returns further requests, and choices (request id, index) that need no more tokens.
 Take = Callable[[list[TokenChunk]], Iterable[GenerateRequest | tuple[str, int]]]
 
 
 class EventSink(Protocol):
-    """Publishes the core's KV events: ``serve.engine.kv_publisher.KvEventPublisher``."""
+    """Publishes the core's KV events; see ``serve.engine.kv_events.publisher.KvEventPublisher``."""
 
     def collect(self) -> None: ...
 
@@ -37,20 +37,20 @@ class EventSink(Protocol):
 
 
 class OfflineEngine:
-    """One call of ``run`` at a time: a call from another thread waits until the first has ended.
+    """An engine core that runs one call of ``run`` at a time; calls from other threads wait.
 
-    A separate thread uses the engine's idle time while nothing runs, and sleeps otherwise.
+    A separate thread uses the engine's idle time while no request runs, and sleeps otherwise.
     """
 
     def __init__(self, core: Core, info: EngineInfo, events: EventSink | None = None) -> None:
-        """``events`` collects what each step recorded."""
+        """``events`` publishes the KV events of each step."""
         self.info = info
         self._core = core
         self._events = events
         self._lock = threading.Lock()  # held by the thread that calls the core
-        self._owner: int | None = None  # that thread, while it runs requests
-        self._quiet_until = time.monotonic() + _QUIET  # one call often follows another at once
-        self._failure = ""  # why no request can run any more
+        self._owner: int | None = None  # id of the thread that runs requests
+        self._quiet_until = time.monotonic() + _QUIET  # calls often follow each other closely
+        self._failure = ""  # reason why no request can run; "" if none
         self._closing = threading.Event()
         self._at_rest = threading.Event()
         self._at_rest.set()
@@ -58,13 +58,13 @@ class OfflineEngine:
         self._idler.start()
 
     def stats(self) -> EngineStats:
-        """Return counters since the engine was built. For the thread that runs requests."""
+        """Return counters since the engine was built. Only the thread that runs requests may call it."""
         return self._core.stats()
 
     def run(self, requests: Iterable[GenerateRequest], take: Take) -> None:
         """Run ``requests`` until all of them have ended; ``take`` gets the chunks of each step.
 
-        Signal handlers of Python, Ctrl-C's among them, run between two steps. If one of them or ``take``
+        Python signal handlers, including the one for Ctrl-C, run between steps. If a handler or ``take``
         raises, the requests are aborted and the engine can be used again. Raises ``EngineDeadError`` if
         the engine fails, has failed or is shut down, ``RuntimeError`` if ``take`` itself calls ``run``.
         """
@@ -112,7 +112,7 @@ class OfflineEngine:
             more = self._add(waiting, submitted, FIRST_TOKENS)
             while core.has_work or more:
                 chunks = self._step()
-                if more:  # a GPU computes the first step meanwhile
+                if more:  # the first step is running on the GPU
                     more = self._add(waiting, submitted)
                 for order in take(chunks):
                     if isinstance(order, GenerateRequest):
@@ -129,7 +129,7 @@ class OfflineEngine:
             raise
 
     def _add(self, requests: Iterator[GenerateRequest], submitted: list[str], most: float = math.inf) -> bool:
-        """Queue requests until their prompts have ``most`` tokens. Returns whether there may be more."""
+        """Queue requests until their prompts have ``most`` tokens. Returns whether requests may be left."""
         tokens = 0
         for request in requests:
             submitted.append(request.request_id)
@@ -140,8 +140,8 @@ class OfflineEngine:
         return False
 
     def _step(self) -> list[TokenChunk]:
-        """Run one step. Raises ``EngineDeadError`` for any exception, which leaves the engine in an unknown
-        state."""
+        """Run one step. Any exception leaves the engine in an unknown state, so it is marked as failed.
+        Raises ``EngineDeadError`` for an ``EngineError``."""
         try:
             chunks = self._core.step()
             if self._events is not None:
@@ -168,7 +168,7 @@ class OfflineEngine:
     # ------------------------------------------------------------------ between runs
 
     def _use_idle_time(self) -> None:
-        """Prepare, piece by piece, what the engine has not needed yet, while no request runs."""
+        """Prepare the engine for later requests, piece by piece, while no request runs."""
         while True:
             self._at_rest.wait()
             if self._closing.wait(max(_PIECE, self._quiet_until - time.monotonic())):
@@ -177,7 +177,7 @@ class OfflineEngine:
                 self._prepare_piece()
 
     def _prepare_piece(self) -> None:
-        """Prepare one piece. If there is no more, the thread waits for the end of the next run."""
+        """Prepare one piece. If nothing is left, the idle thread sleeps until the next run has ended."""
         if not self._lock.acquire(blocking=False):
             return
         try:

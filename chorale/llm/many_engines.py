@@ -1,8 +1,8 @@
 """ManyEngines: several engine processes behind ``LLM``, with the methods of ``OfflineEngine``.
 
-They are the server's: its monitors start and restart them, and its fleet sends each request where it costs
-least, and on to another engine if that one dies. A thread of this module runs their event loop, reads the
-tokens, and ends the engines when it ends.
+The server's monitors start and restart the processes. The server's fleet sends each request to the engine
+where it costs least, and continues it on another engine if that one dies. A thread of this module runs the
+event loop, reads the tokens, and stops the engines when it ends.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from chorale.serve.engine_monitor import EngineMonitor
 from chorale.serve.logs import LogOptions
 from chorale.serve.run_engines import run_engines
 
-_QUEUED = 2**40  # requests that may wait: all prompts of a call do
-_LOOK_SECONDS = 0.02
-_SUBMITTED = 64  # requests that are handed over before the event loop does other work
+_QUEUED = 2**40  # limit of queued requests, high enough for all prompts of a call
+_LOOK_SECONDS = 0.02  # between two checks whether the engines are ready
+_SUBMITTED = 64  # requests that are submitted before the event loop does other work
 
 
 class ManyEngines:
-    """One call of ``run`` at a time, as of ``OfflineEngine``."""
+    """Engine processes that serve one call of ``run`` at a time, like ``OfflineEngine``."""
 
     def __init__(self, config: EngineConfig, count: int) -> None:
-        """Returns once all engines are ready. Raises ``ConfigError`` or ``EngineDeadError`` if one is not."""
+        """Wait until all engines are ready. Raises ``ConfigError`` or ``EngineDeadError`` if one fails."""
         self._config, self._count = config, count
         self._lock = threading.Lock()  # held by the thread that runs requests
         self._owner: int | None = None
@@ -66,8 +66,8 @@ class ManyEngines:
         """Run ``requests`` until all of them have ended; see ``OfflineEngine.run``. ``take`` is called in
         another thread.
 
-        A request whose engine dies goes on at another one. Raises ``EngineDeadError`` if it loses that, too,
-        or if no engine is left.
+        If an engine dies, another one continues its requests. Raises ``EngineDeadError`` if that one dies,
+        too, or if no engine is left.
         """
         self._refuse_owner("LLM was called again from within a call that is still running")
         with self._lock:
@@ -87,7 +87,7 @@ class ManyEngines:
             raise call.error
 
     def require_ready(self) -> None:
-        """Raises ``EngineDeadError`` if an engine was given up or all were shut down."""
+        """Raises ``EngineDeadError`` if an engine will not be restarted, or all were shut down."""
         if self._is_closed:
             raise EngineDeadError("the engine was shut down")
         for index, monitor in enumerate(self._monitors):
@@ -95,24 +95,24 @@ class ManyEngines:
                 raise EngineDeadError(f"engine {index}: {monitor.failure.message}")
 
     def close(self) -> None:
-        """End the engines; requests that run in another thread fail. Idempotent."""
+        """Stop the engines; requests that run in another thread fail. Idempotent."""
         self._refuse_owner("LLM cannot be shut down from within a call that is still running")
         atexit.unregister(self.close)
         if not self._is_closed:
             self._is_closed = True
-            with contextlib.suppress(RuntimeError, AttributeError):  # the loop has ended, or never began
+            with contextlib.suppress(RuntimeError, AttributeError):  # the loop has ended or never started
                 self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
     # ------------------------------------------------------------------ the calling thread
 
     def _refuse_owner(self, message: str) -> None:
-        """Raises ``RuntimeError`` in a callback of the running call, or in a signal handler of its thread."""
+        """Raises ``RuntimeError`` in a callback of the running call and in a signal handler of its thread."""
         if threading.get_ident() in (self._owner, self._thread.ident):
             raise RuntimeError(message)
 
     def _wait_ready(self) -> None:
-        """Wait until every engine is ready: at the start, and after a death."""
+        """Wait until every engine is ready, at the start or after a restart."""
         while True:
             if not self._is_closed:
                 for index, monitor in enumerate(self._monitors):
@@ -151,7 +151,7 @@ class ManyEngines:
                 max_queued_requests=_QUEUED,
                 limits=ClientLimits(slow_reader_patience=float("inf")),
                 patience=None,
-                # Seeds are drawn as by one engine, in the order of prompts.
+                # Seeds are drawn in the order of prompts, as in a single engine.
                 seeds=random.Random(self._config.seed),
             )
             self._client.start()
@@ -171,11 +171,11 @@ class ManyEngines:
 
 
 class _Call:
-    """One call of ``ManyEngines.run``, on the event loop: a task reads each request's stream."""
+    """One call of ``ManyEngines.run``. On the event loop, a task per request reads the request's stream."""
 
     def __init__(self, client: FixedFleet, take: Take) -> None:
         self.ended = threading.Event()
-        self.error: BaseException | None = None  # that ended it early
+        self.error: BaseException | None = None  # exception that ended the call early
         self._client, self._take = client, take
         self._streams: dict[str, RequestStream] = {}
         self.task: asyncio.Task[None] | None = None
@@ -188,7 +188,7 @@ class _Call:
         self.task.add_done_callback(self._finish)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Abort what is in flight, if anything is."""
+        """Abort the requests in flight."""
         self.error = self.error or error
         if self.task is not None:
             self.task.cancel()
@@ -219,7 +219,7 @@ class _Call:
                         self._send(order)
                     else:
                         self._streams[order[0]].drop(order[1])
-        except (KeyboardInterrupt, SystemExit) as error:  # would end the event loop
+        except (KeyboardInterrupt, SystemExit) as error:  # else it ends the event loop
             self.stop(error)
         finally:
             await stream.aclose()

@@ -23,7 +23,7 @@ OnePrompt = str | Mapping[str, Any] | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    text: str | None  # None: came as token ids
+    text: str | None  # None if token ids were given
     token_ids: list[int]
     cache_salt: str = ""
 
@@ -33,10 +33,10 @@ def read_prompts(
     prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None,
     vocab: Vocabulary,
 ) -> list[Prompt]:
-    """One or several, as text, ``{"prompt": text}``, ``{"prompt_token_ids": ids}`` or ids.
+    """Read one or several prompts: text, ``{"prompt": text}``, ``{"prompt_token_ids": ids}`` or ids.
 
-    A dictionary may have a ``cache_salt`` beside them, and nothing else. Special tokens in text are read as
-    such, as on ``/v1/completions``. Raises ``TypeError``, ``ValueError``.
+    A dictionary may also have a ``cache_salt``, but no other key. Special tokens in text are encoded as
+    special tokens, as on ``/v1/completions``. Raises ``TypeError`` or ``ValueError``.
     """
     if (prompts is None) == (prompt_token_ids is None):
         raise ValueError("give either prompts or prompt_token_ids")
@@ -47,8 +47,8 @@ def read_prompts(
 
 
 def _is_ids(value: object) -> bool:
-    """Return whether ``value`` is a list of token ids. Only the set of types is checked, because a prompt may
-    have a hundred thousand ids."""
+    """Return whether ``value`` is a list of token ids. The set of types is checked rather than each id, for
+    speed: a prompt may have a hundred thousand."""
     if not isinstance(value, Sequence):
         return False
     return all(issubclass(kind, int) and kind is not bool for kind in set(map(type, value)))
@@ -68,7 +68,7 @@ def _read_dictionary(prompt: Mapping[str, Any], vocab: Vocabulary) -> Prompt:
     given = {name: value for name, value in prompt.items() if value is not None}
     salt = given.pop("cache_salt", "")
     text = given.pop("prompt", None)
-    content = given.pop("prompt_token_ids", text)  # vLLM's token prompts may tell their text, too
+    content = given.pop("prompt_token_ids", text)  # as in vLLM, both may be given
     if given or content is None:
         raise ValueError(
             f"a prompt dictionary has 'prompt' or 'prompt_token_ids', and 'cache_salt', not {sorted(prompt)}"
@@ -87,12 +87,12 @@ def check_prompt(prompt: Prompt, info: EngineInfo) -> None:
         raise ValueError(f"the prompt holds a token id outside 0..{info.vocab_size - 1}")
     if len(ids) >= info.max_model_len:
         raise ContextLengthError(
-            f"the prompt has {len(ids)} tokens; prompt and output together have {info.max_model_len}"
+            f"the prompt has {len(ids)} tokens; prompt and output are limited to {info.max_model_len}"
         )
 
 
 def read_conversations(messages: ChatMessages | Sequence[ChatMessages]) -> list[ChatMessages]:
-    """Return the conversations of one or several; of an empty batch, an empty list. Raises ``TypeError`` or
+    """Return a list of conversations from one conversation or a list. Raises ``TypeError`` or
     ``ValueError``."""
     given: Any = messages
     several = [given] if isinstance(given, Sequence) and given and isinstance(given[0], Mapping) else given
@@ -110,8 +110,7 @@ def _is_list(value: object) -> bool:
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Function, ...]:
-    """Return the function tools, given in the form of the chat API. Raises ``RequestError`` or
-    ``ValueError``."""
+    """Read function tools in the format of the chat API. Raises ``RequestError`` or ``ValueError``."""
     read = []
     for position, tool in enumerate(tools or ()):
         path = f"tools[{position}]"
@@ -126,7 +125,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Function, ...
 def render_chat(
     messages: ChatMessages, tools: Sequence[ToolDescription], effort: str | None, vocab: Vocabulary
 ) -> Prompt:
-    """Return the server's token ids for these messages. Raises ``RequestError``, naming the message."""
+    """Return the prompt, equal to the server's. Raises ``RequestError`` with the path of the bad message."""
     cleaned, said = take_efforts(messages)
     instructions, num_leading = split_instructions(cleaned)
     chosen = reasoning_effort(effort, "reasoning_effort", said or DEFAULT_EFFORT)

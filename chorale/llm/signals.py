@@ -1,4 +1,4 @@
-"""Runs signal handlers between two steps, because one that raises within a step would break the engine."""
+"""Runs signal handlers between steps: an exception of a handler within a step would break the engine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-# Signals whose handlers may raise: Ctrl-C, the end of the process, and timers of tests and time limits.
+# Signals whose handlers may raise: Ctrl-C, termination, and those used for time limits.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class SignalsBetweenSteps:
-    """A context in which only ``deliver`` calls Python's signal handlers.
+    """A context manager that delays signals until ``deliver`` is called.
 
-    A signal that arrives again before it was delivered is handled at once, because the step may never end.
+    If a signal arrives again while it is pending, it is handled at once, because the step may never end.
     Only the main thread handles signals, so in any other thread this does nothing.
     """
 
@@ -33,15 +33,15 @@ class SignalsBetweenSteps:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the handlers and deliver pending signals. Raises whatever their handlers raise."""
+        """Restore the handlers and deliver pending signals. Exceptions of the handlers propagate."""
         for number, handler in self._handlers.items():
-            if signal.getsignal(number) == self._receive:  # else ``take`` has set another one meanwhile
+            if signal.getsignal(number) == self._receive:  # else ``take`` has set another handler
                 signal.signal(number, handler)
         if self.pending:
             self.deliver()
 
     def deliver(self) -> None:
-        """Call the handlers of the signals that have arrived, in order. Raises whatever they raise."""
+        """Call the handlers of pending signals, in order of arrival. Their exceptions propagate."""
         while self.pending:
             number, frame = self.pending.pop(0)
             self._handlers[number](number, frame)

@@ -1,4 +1,4 @@
-"""One prompt of ``LLM`` with its SamplingParams as a TurnRequest, checked before anything runs."""
+"""Builds the TurnRequest for a prompt of ``LLM`` and its SamplingParams, and checks it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def make_turn(
     info: EngineInfo,
     vocab: Vocabulary,
 ) -> TurnRequest:
-    """Raises ``ValueError`` for parameters that the engine would refuse, and ``ContextLengthError`` for a
-    prompt that is too long."""
+    """Return the turn of a prompt. Raises ``ValueError`` for parameters that the engine would refuse, and
+    ``ContextLengthError`` for a prompt that is too long."""
     check_prompt(prompt, info)
     check_for(params, info)
     try:
