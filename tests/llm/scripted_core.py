@@ -1,4 +1,4 @@
-"""An engine core that plays token ids written by a test, under the real ``LLM``."""
+"""A fake engine core that generates the token ids given by a test, for use with the real ``LLM``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chorale.serve.engine import build
 
 
 class ScriptedCore:
-    """Request ``i`` plays ``rounds[i]`` (the last one for those beyond), ``size`` tokens a step."""
+    """Request ``i`` generates ``rounds[i]``, later ones ``rounds[-1]``, with ``size`` tokens per step."""
 
     def __init__(self, info: EngineInfo, rounds: Sequence[Sequence[int]], size: int) -> None:
         self.requests: list[GenerateRequest] = []
@@ -47,7 +47,7 @@ class ScriptedCore:
         tokens, left[: self._size] = left[: self._size], []
         ends = set(sampling.stop_token_ids) | set(() if sampling.ignore_eos else self._info.eos_token_ids)
         chunk = TokenChunk(request_id, index, tokens)
-        stop = next((place for place, token in enumerate(tokens) if token in ends), None)
+        stop = next((position for position, token in enumerate(tokens) if token in ends), None)
         if stop is not None:
             chunk.token_ids, chunk.finish_reason = tokens[: stop + 1], "stop"
             chunk.stop_token_id = tokens[stop]
@@ -73,9 +73,9 @@ class ScriptedCore:
 def scripted_llm(
     monkeypatch: pytest.MonkeyPatch, *rounds: Sequence[int], size: int = 1, **info: Any
 ) -> Iterator[tuple[LLM, ScriptedCore]]:
-    """An LLM whose engine plays ``rounds``, and that engine."""
-    said = EngineInfo(**{"model": "scripted", "max_model_len": 4096, "max_num_seqs": 8, **info})
-    core = ScriptedCore(said, rounds, size)
-    monkeypatch.setattr(build, "build_engine", lambda *_, **__: (core, said))
+    """Yield an LLM whose engine generates ``rounds``, and that engine."""
+    full = EngineInfo(**{"model": "scripted", "max_model_len": 4096, "max_num_seqs": 8, **info})
+    core = ScriptedCore(full, rounds, size)
+    monkeypatch.setattr(build, "build_engine", lambda *_, **__: (core, full))
     with LLM() as llm:
         yield llm, core

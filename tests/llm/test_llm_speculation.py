@@ -1,4 +1,4 @@
-"""``LLM(speculative_config=...)``: the same output in fewer steps; errors before anything is loaded."""
+"""``LLM(speculative_config=...)``: the same output in fewer steps, and errors before weights are loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(model: Path, **options: Any) -> tuple[list[tuple[int, ...]], int, int]:
-    """Token ids, steps and accepted tokens of four requests, of which two repeat the one before."""
+    """Return token ids, steps and accepted tokens of four requests; two repeat the previous request."""
     with LLM(model, **ENGINE, **options) as llm:
         params = [
             SamplingParams(max_tokens=40, temperature=heat, seed=2, ignore_eos=True) for heat in (0, 0, 1, 1)
@@ -38,7 +38,7 @@ def run(model: Path, **options: Any) -> tuple[list[tuple[int, ...]], int, int]:
         )
 
 
-def test_the_same_output_in_fewer_steps(checkpoint: Path) -> None:
+def test_drafts_give_the_same_output_in_fewer_steps(checkpoint: Path) -> None:
     expected, steps, _ = run(checkpoint)
     found, fewer, accepted = run(checkpoint, speculative_config={"method": "suffix"})
     assert found == expected
@@ -46,7 +46,7 @@ def test_the_same_output_in_fewer_steps(checkpoint: Path) -> None:
     assert fewer < steps
 
 
-def test_a_range_of_no_draft_tokens_turns_drafts_off(checkpoint: Path) -> None:
+def test_zero_draft_tokens_for_a_batch_size_turn_drafts_off(checkpoint: Path) -> None:
     config = {"method": "suffix", "num_speculative_tokens_per_batch_size": [[1, 4, 0]]}
     _, _, accepted = run(checkpoint, speculative_config=config)
     assert accepted == 0
@@ -61,13 +61,13 @@ def test_a_range_of_no_draft_tokens_turns_drafts_off(checkpoint: Path) -> None:
         ({"method": "ngram", "draft_tensor_parallel_size": 2}, "whole head"),
     ],
 )
-def test_errors_come_before_anything_is_loaded(config: Any, words: str) -> None:
+def test_a_bad_config_is_an_error_before_weights_are_loaded(config: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         LLM("demo", **ENGINE, speculative_config=config)
 
 
 def test_synthetic_acceptance_is_labelled(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """For measurements: drafts of a random head are kept as often as the profile says."""
+    """It is for measurements: drafts of a random head are accepted as often as the profile says."""
     config = {"method": "synthetic", "acceptance": [0.9, 0.8]}
     with caplog.at_level(logging.WARNING):
         _, steps, accepted = run(checkpoint, speculative_config=config)

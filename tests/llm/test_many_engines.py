@@ -1,4 +1,4 @@
-"""LLM with several engine processes (CPU, a tiny random checkpoint): one engine's tokens, ends and faults."""
+"""LLM with several engine processes on the CPU: the tokens of a single engine, shutdown and faults."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def outputs(results: list[Any]) -> list[Any]:
     ]
 
 
-def test_tokens_are_those_of_one_engine(folder: Path, two: LLM) -> None:
-    """Unseeded requests too: seeds are drawn in the order of prompts."""
+def test_two_engines_give_the_tokens_of_one(folder: Path, two: LLM) -> None:
+    """This includes requests without a seed: their seeds are drawn in the order of prompts."""
     with LLM(str(folder), **OPTIONS, device="cpu", seed=5) as one:
         for params in (
             SamplingParams(max_tokens=12),
@@ -78,7 +78,7 @@ def test_tokens_are_those_of_one_engine(folder: Path, two: LLM) -> None:
     assert all(each.stats.num_steps for each in engine(two)._client.engines)  # both have worked
 
 
-def test_an_interrupt_aborts_and_the_engines_go_on(two: LLM) -> None:
+def test_an_interrupt_aborts_the_call_and_leaves_the_engines_usable(two: LLM) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -96,7 +96,7 @@ def test_an_interrupt_aborts_and_the_engines_go_on(two: LLM) -> None:
     assert len(two.generate(PROMPTS[:3], SamplingParams(max_tokens=2))) == 3
 
 
-def test_a_death_in_the_middle_of_a_call_changes_no_token(two: LLM) -> None:
+def test_a_killed_engine_during_a_call_changes_no_token(two: LLM) -> None:
     killed: list[int] = []
 
     class Bar:
@@ -113,12 +113,12 @@ def test_a_death_in_the_middle_of_a_call_changes_no_token(two: LLM) -> None:
     params = [short] * 2 + [long] * 6
     expected = outputs(two.generate(PROMPTS[:8], params))[2:]
     assert outputs(two.generate(PROMPTS[:8], params, use_tqdm=lambda **_: Bar()))[2:] == expected
-    assert len(two.generate(PROMPTS[:3], SamplingParams(max_tokens=2))) == 3  # once both are ready
+    assert len(two.generate(PROMPTS[:3], SamplingParams(max_tokens=2))) == 3  # waits until both are ready
     assert killed[0] not in pids(two)
 
 
 def test_a_call_within_a_call_is_refused(two: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_INTERVAL", 0.0)  # else the bar may be updated after the call alone
+    monkeypatch.setattr(progress, "_INTERVAL", 0.0)  # else the bar may be updated only after the call
 
     class Bar:
         postfix = ""
@@ -133,7 +133,7 @@ def test_a_call_within_a_call_is_refused(two: LLM, monkeypatch: pytest.MonkeyPat
     assert engine(two)._client.num_in_flight == 0
 
 
-def test_shutdown_leaves_nothing(folder: Path) -> None:
+def test_shutdown_ends_the_processes_and_removes_their_folder(folder: Path) -> None:
     llm = LLM(str(folder), **OPTIONS, device="cpu", data_parallel_size=2)
     running = pids(llm)
     directory = Path(engine(llm)._monitors[0]._start.directory).parent
@@ -146,7 +146,7 @@ def test_shutdown_leaves_nothing(folder: Path) -> None:
         llm.generate([[1]])
 
 
-def test_nothing_outlives_a_killed_caller(folder: Path) -> None:
+def test_engines_end_when_their_caller_is_killed(folder: Path) -> None:
     program = f"""
 import sys, time
 from chorale import LLM
@@ -165,13 +165,13 @@ time.sleep(600)
     wait_gone(running)
 
 
-def test_what_cannot_start_is_a_clear_error(folder: Path) -> None:
+def test_a_missing_folder_is_an_error(folder: Path) -> None:
     with pytest.raises(ConfigError, match="no such folder"):
         LLM(str(folder / "nothing"), device="cpu", data_parallel_size=2)
 
 
 @pytest.mark.parametrize("size", [0, 65, "2", 1.5])
-def test_bad_numbers_of_engines(folder: Path, size: Any) -> None:
+def test_a_bad_number_of_engines_is_an_error(folder: Path, size: Any) -> None:
     with pytest.raises(ConfigError, match=r"data_parallel_size=.*must be an integer, 1 to 64"):
         LLM(str(folder), data_parallel_size=size)
 
@@ -186,8 +186,8 @@ def ranks_of(llm: LLM) -> list[int]:
 
 
 @pytest.mark.slow
-def test_engines_of_ranks() -> None:
-    """Two engines of two ranks each give one engine's tokens, and leave no process."""
+def test_two_engines_of_two_ranks_give_the_tokens_of_one() -> None:
+    """No process remains after the shutdown."""
     with LLM("demo", **RANKS) as one:
         expected = [outputs(one.generate(TEXTS, params)) for params in (GREEDY, SEEDED)]
     with LLM("demo", **RANKS, data_parallel_size=2, tensor_parallel_size=2) as llm:
@@ -199,7 +199,7 @@ def test_engines_of_ranks() -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_whose_rank_was_killed_comes_back() -> None:
+def test_an_engine_whose_rank_was_killed_is_restarted() -> None:
     with LLM("demo", **RANKS, data_parallel_size=2, tensor_parallel_size=2) as llm:
         expected = outputs(llm.generate(TEXTS, GREEDY))
         engines, ranks = pids(llm), ranks_of(llm)
@@ -209,6 +209,6 @@ def test_an_engine_whose_rank_was_killed_comes_back() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert outputs(llm.generate(TEXTS, GREEDY)) == expected
-        assert len(set(pids(llm)) & set(engines)) == 1  # the other one went on
+        assert len(set(pids(llm)) & set(engines)) == 1  # the other engine was not restarted
         left = [*engines, *ranks, *pids(llm), *ranks_of(llm)]
     wait_gone(left)

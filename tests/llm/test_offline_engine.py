@@ -1,4 +1,4 @@
-"""OfflineEngine: steps in the caller's thread, over a fake device."""
+"""OfflineEngine with a fake device: steps in the caller's thread, signals, errors and idle time."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_it_steps_in_the_callers_thread(engine: OfflineEngine, device: Device) -
     assert threads == {threading.get_ident()}
 
 
-def test_a_choice_that_is_not_wanted_any_more_stops(engine: OfflineEngine) -> None:
+def test_a_choice_that_take_returns_is_aborted(engine: OfflineEngine) -> None:
     found: list[TokenChunk] = []
 
     def take(chunks: list[TokenChunk]) -> list[tuple[str, int]]:
@@ -121,7 +121,7 @@ def test_an_interrupt_acts_between_two_steps_and_leaves_the_engine_usable(
     def interrupt(step: int) -> None:
         if step == 5:
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0)  # a handler that raises would do so here
+            time.sleep(0)  # a handler called within the step would raise here
             inside.append(True)
 
     device.before_step = interrupt
@@ -169,7 +169,7 @@ def test_a_handler_that_is_set_during_a_call_stays(engine: OfflineEngine) -> Non
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_second_interrupt_ends_a_step_that_does_not_end(engine: OfflineEngine, device: Device) -> None:
+def test_a_second_interrupt_ends_a_step_that_hangs(engine: OfflineEngine, device: Device) -> None:
     def hang(step: int) -> None:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
@@ -183,8 +183,8 @@ def test_a_second_interrupt_ends_a_step_that_does_not_end(engine: OfflineEngine,
         run(engine, requests(1))
 
 
-def test_nothing_of_a_call_that_failed_is_left_for_the_next(engine: OfflineEngine) -> None:
-    """Neither its first rounds nor a later one; no row, page or chunk of them."""
+def test_a_failed_call_leaves_no_requests_for_the_next(engine: OfflineEngine) -> None:
+    """No row, page or chunk remains of its first rounds or of a later one."""
     (later,) = requests(1, max_tokens=200, prefix="later")
     num_taken = 0
 
@@ -192,14 +192,14 @@ def test_nothing_of_a_call_that_failed_is_left_for_the_next(engine: OfflineEngin
         nonlocal num_taken
         num_taken += 1
         if num_taken == 8:
-            raise ValueError("of the reader")
+            raise ValueError("raised by take")
         return [later] if num_taken == 1 else []
 
-    with pytest.raises(ValueError, match="of the reader"):
+    with pytest.raises(ValueError, match="raised by take"):
         engine.run(requests(2, max_tokens=200), take)
     stats = engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
-    assert stats.generation_tokens < 50, "none of them was run to its end"
+    assert stats.generation_tokens < 50, "the aborted requests ran to their end"
     assert {chunk.request_id for chunk in run(engine, requests(3, prefix="mine"))} == {
         "mine0",
         "mine1",
@@ -208,7 +208,7 @@ def test_nothing_of_a_call_that_failed_is_left_for_the_next(engine: OfflineEngin
 
 
 @pytest.mark.parametrize("error", [EngineError("the device is on fire"), RuntimeError("on fire")])
-def test_a_failed_engine_says_so_now_and_later(
+def test_every_call_after_a_failure_raises_its_reason(
     engine: OfflineEngine, device: Device, error: Exception
 ) -> None:
     def fail(step: int) -> None:
@@ -221,7 +221,7 @@ def test_a_failed_engine_says_so_now_and_later(
             run(engine, requests(3))
 
 
-def test_a_call_from_another_thread_waits_its_turn(engine: OfflineEngine, device: Device) -> None:
+def test_a_call_from_another_thread_waits_for_the_first(engine: OfflineEngine, device: Device) -> None:
     running, others = set[threading.Thread](), list[int]()
 
     def look(_: int) -> None:
@@ -255,7 +255,7 @@ def test_a_call_from_within_a_call_is_an_error(engine: OfflineEngine) -> None:
     assert_usable(engine)
 
 
-def test_closing_from_another_thread_ends_what_runs(engine: OfflineEngine, device: Device) -> None:
+def test_closing_from_another_thread_fails_running_requests(engine: OfflineEngine, device: Device) -> None:
     begun = threading.Event()
 
     def slow(_: int) -> None:
@@ -281,7 +281,7 @@ def test_idle_time_is_used_until_there_is_nothing_to_prepare(monkeypatch: pytest
     device.pieces = 5
     made = OfflineEngine(EngineCore(LIMITS, device), INFO)
     try:
-        for wanted in (0, -1):  # a run in between, then one more look
+        for wanted in (0, -1):  # after the run it asks once more whether work is left
             deadline = time.monotonic() + 30
             while device.pieces > wanted and time.monotonic() < deadline:
                 time.sleep(0.005)
@@ -293,7 +293,7 @@ def test_idle_time_is_used_until_there_is_nothing_to_prepare(monkeypatch: pytest
 
 
 def test_a_call_interrupts_the_use_of_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more to prepare, the pieces go on a while after the call, not right after it."""
+    """The remaining pieces are prepared some time after the call, not right after it."""
     monkeypatch.setattr(module, "_QUIET", 0.01)
 
     class Endless(Device):
@@ -319,15 +319,15 @@ def test_a_call_interrupts_the_use_of_idle_time(monkeypatch: pytest.MonkeyPatch)
         made.close()
 
 
-def test_idle_time_is_not_used_after_the_end(device: Device, engine: OfflineEngine) -> None:
-    """Also if the thread was about to begin a piece when the engine was closed."""
+def test_idle_time_is_not_used_after_closing(device: Device, engine: OfflineEngine) -> None:
+    """This holds even if the thread was about to begin a piece when the engine was closed."""
     device.pieces = 5
     engine.close()
     assert not engine._prepare_piece()
     assert device.pieces == 5
 
 
-def test_a_fault_of_idle_time_is_told_to_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_call_after_an_error_in_idle_time_raises_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_QUIET", 0.01)
     failed = threading.Event()
 
@@ -344,24 +344,24 @@ def test_a_fault_of_idle_time_is_told_to_the_next_call(monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def usual_collector() -> Iterator[None]:
-    """Nothing frozen, and a low threshold. Full collections of the tests' large heap would take seconds."""
+def default_collector() -> Iterator[None]:
+    """Unfreezes all, and sets a low threshold. Full collections of the tests\' large heap would take seconds."""
     gc.unfreeze()
     gc.set_threshold(700, 10, 10_000)
     yield
     tune_garbage_collector()
 
 
-@pytest.mark.usefixtures("usual_collector")
-def test_what_the_program_has_frozen_stays_frozen(engine: OfflineEngine) -> None:
+@pytest.mark.usefixtures("default_collector")
+def test_objects_that_the_program_has_frozen_stay_frozen(engine: OfflineEngine) -> None:
     gc.freeze()
     count = gc.get_freeze_count()
     run(engine, requests(1))
-    assert gc.get_freeze_count() > 0.9 * count  # all but what has been dropped since
+    assert gc.get_freeze_count() > 0.9 * count  # some objects may have been freed
 
 
-@pytest.mark.usefixtures("usual_collector")
-def test_the_collector_is_as_it_was_afterwards(engine: OfflineEngine, device: Device) -> None:
+@pytest.mark.usefixtures("default_collector")
+def test_a_run_restores_the_garbage_collector(engine: OfflineEngine, device: Device) -> None:
     during: list[tuple[int, int]] = []
     device.before_step = lambda _: during.append((gc.get_threshold()[0], gc.get_freeze_count()))
     before = gc.get_threshold(), gc.get_freeze_count()

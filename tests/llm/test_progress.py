@@ -1,4 +1,4 @@
-"""The progress bar: on a pseudo-terminal, with a caller's own bar, and silent elsewhere."""
+"""The progress bar on a pseudo-terminal and with a caller's bar; no output elsewhere."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("columns", [0, 20, 80, 140])
-def test_the_line_on_a_terminal(clock: list[float], columns: int) -> None:
+def test_the_line_on_a_terminal_shows_speeds_and_fits(clock: list[float], columns: int) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     stats = Counters()
@@ -46,7 +46,7 @@ def test_the_line_on_a_terminal(clock: list[float], columns: int) -> None:
         clock[0] += 2
         bar.close(8)
         written = b""
-        while not written.endswith(b"\r\n"):  # a pseudo-terminal hands over what it has so far
+        while not written.endswith(b"\r\n"):  # a read may return less than the whole output
             written += os.read(ours, 4096)
     shown = written.decode()
     os.close(ours)
@@ -61,7 +61,7 @@ def test_the_line_on_a_terminal(clock: list[float], columns: int) -> None:
 
 
 class TheirBar:
-    """What is used of a tqdm."""
+    """A fake with the parts of tqdm that are used."""
 
     def __init__(self, **given: Any) -> None:
         self.given = given
@@ -75,7 +75,7 @@ class TheirBar:
         self.calls.append("close")
 
 
-def test_a_callable_makes_the_bar_as_tqdm_is_made(clock: list[float]) -> None:
+def test_a_callable_gets_the_arguments_of_tqdm(clock: list[float]) -> None:
     stats, made = Counters(), list[TheirBar]()
 
     def make(**given: Any) -> TheirBar:
@@ -102,7 +102,7 @@ def test_a_callable_makes_the_bar_as_tqdm_is_made(clock: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("use", "tty", "total"), [(False, True, 3), (True, False, 3), (True, True, 0)])
-def test_nothing_is_shown_where_nobody_looks(
+def test_no_bar_is_shown_without_a_terminal_or_prompts_or_if_disabled(
     monkeypatch: pytest.MonkeyPatch, use: bool, tty: bool, total: int
 ) -> None:
     class Screen:
