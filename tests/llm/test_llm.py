@@ -1,4 +1,4 @@
-"""LLM and SamplingParams: vLLM's face, on a tiny random checkpoint with the full vocabulary."""
+"""LLM and SamplingParams (vLLM's API) on a tiny random checkpoint with the full vocabulary."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def llm(folder: Path) -> Iterator[LLM]:
 # --------------------------------------------------------------------------- generate
 
 
-def test_every_form_of_prompt(llm: LLM) -> None:
+def test_every_form_of_a_prompt_gives_the_same_tokens(llm: LLM) -> None:
     params = SamplingParams(max_tokens=5, seed=1)
     ids = load_vocabulary().encode("Hello there")
     outputs = llm.generate(
@@ -89,20 +89,20 @@ def test_prompts_of_different_salts_share_no_pages(llm: LLM) -> None:
     assert [output.num_cached_tokens for output in cached] == [0, 96, 0]
 
 
-def test_a_prompt_that_its_choices_share_counts_as_computed(llm: LLM) -> None:
-    """As in the server's usage. Here a choice beyond the eight rows finds what the first has computed."""
+def test_a_prompt_shared_by_choices_counts_as_computed_not_cached(llm: LLM) -> None:
+    """As in the server's usage. Choices beyond the eight rows start later and reuse pages of the first."""
     ids, params = list(range(500, 600)), SamplingParams(max_tokens=1, n=12)
     cached = [llm.generate([ids], params)[0].num_cached_tokens for _ in range(2)]
     assert cached == [0, 96]
 
 
-def test_special_tokens_in_raw_prompts(llm: LLM) -> None:
+def test_special_tokens_in_raw_prompts_are_encoded_as_such(llm: LLM) -> None:
     output = llm.generate("<|start|>user<|message|>x<|end|>", SamplingParams(max_tokens=1))[0]
     assert output.prompt_token_ids[0] == START
     assert output.prompt_token_ids[-1] == END
 
 
-def test_one_sampling_params_for_each_prompt(llm: LLM) -> None:
+def test_a_list_has_one_sampling_params_for_each_prompt(llm: LLM) -> None:
     several = [SamplingParams(max_tokens=count) for count in (1, 4, 9)]
     outputs = llm.generate(["a", "b", "c"], several)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 4, 9]
@@ -112,13 +112,13 @@ def test_one_sampling_params_for_each_prompt(llm: LLM) -> None:
 
 
 def test_many_prompts_come_back_in_order(llm: LLM) -> None:
-    """More than rows and queue of a server would take."""
+    """There are more prompts than the rows and the queue of a server can hold."""
     prompts = [[i + 1, 7] for i in range(60)]
     outputs = llm.generate(prompts, SamplingParams(max_tokens=2))
     assert [output.prompt_token_ids for output in outputs] == prompts
 
 
-def test_choices_and_logprobs(llm: LLM) -> None:
+def test_each_choice_has_logprobs_of_its_tokens(llm: LLM) -> None:
     params = SamplingParams(n=3, max_tokens=4, seed=5, logprobs=2, prompt_logprobs=1)
     output = llm.generate([[1, 2, 3]], params)[0]
     assert [choice.index for choice in output.outputs] == [0, 1, 2]
@@ -133,7 +133,7 @@ def test_choices_and_logprobs(llm: LLM) -> None:
     assert [3 in at for at in output.prompt_logprobs[2:] if at] == [True]
 
 
-def test_stop_strings_end_a_choice_and_token_ids_agree(llm: LLM) -> None:
+def test_stop_strings_end_the_text_and_the_token_ids_of_a_choice(llm: LLM) -> None:
     free = llm.generate([[9]], SamplingParams(max_tokens=30, seed=2))[0].outputs[0]
     stop = load_vocabulary().decode(free.token_ids[10:11])
     assert stop.strip("\ufffd")
@@ -146,8 +146,8 @@ def test_stop_strings_end_a_choice_and_token_ids_agree(llm: LLM) -> None:
         assert found.text == free.text[: free.text.index(stop) + len(stop) * include]
 
 
-def test_min_tokens_holds_for_stop_strings_too(llm: LLM) -> None:
-    """As in vLLM: a stop string that ends within the first tokens is text like any other."""
+def test_stop_strings_within_min_tokens_are_ignored(llm: LLM) -> None:
+    """As in vLLM, a stop string that ends within the first ``min_tokens`` tokens is ordinary text."""
     vocab = load_vocabulary()
     forced = {"logit_bias": dict.fromkeys(vocab.encode(" dog"), 100.0), "max_tokens": 6, "stop": "og d"}
     for min_tokens, text in ((0, " d"), (2, " dog d"), (4, " dog dog dog d"), (6, " dog" * 6)):
@@ -156,7 +156,7 @@ def test_min_tokens_holds_for_stop_strings_too(llm: LLM) -> None:
         assert choice.finish_reason == ("stop" if min_tokens < 6 else "length")
 
 
-def test_stop_token_ids_and_the_models_own_end(llm: LLM) -> None:
+def test_the_stop_reason_is_the_stop_token_except_for_return(llm: LLM) -> None:
     found = [
         llm.generate([[9]], SamplingParams(logit_bias={token: 100.0}, stop_token_ids=[100, CALL]))[0].outputs[
             0
@@ -171,8 +171,8 @@ def test_stop_token_ids_and_the_models_own_end(llm: LLM) -> None:
     assert ignored[0].outputs[0].token_ids == [RETURN] * 3
 
 
-def test_the_stop_token_is_text_where_it_is_wanted(llm: LLM) -> None:
-    """As on the server; special tokens are text only where they are not skipped."""
+def test_the_text_includes_the_stop_token_on_request(llm: LLM) -> None:
+    """The server does the same. A special token is included only if ``skip_special_tokens`` is false."""
     vocab, include = load_vocabulary(), {"include_stop_str_in_output": True}
     cases = [
         ({"stop_token_ids": [100]}, 100, ""),
@@ -187,7 +187,7 @@ def test_the_stop_token_is_text_where_it_is_wanted(llm: LLM) -> None:
         assert (choice.finish_reason, choice.token_ids, choice.text) == ("stop", [token], text)
 
 
-def test_special_tokens_and_detokenize(llm: LLM) -> None:
+def test_special_tokens_are_shown_only_on_request(llm: LLM) -> None:
     bias = {"logit_bias": {START: 100.0}, "max_tokens": 2}
     shown, hidden, none = (
         llm.generate([[9]], SamplingParams(**bias, **flags))[0].outputs[0].text
@@ -196,18 +196,18 @@ def test_special_tokens_and_detokenize(llm: LLM) -> None:
     assert (shown, hidden, none) == ("<|start|><|start|>", "", "")
 
 
-def test_bad_words(llm: LLM) -> None:
+def test_bad_words_are_not_generated(llm: LLM) -> None:
     forced = {"logit_bias": dict.fromkeys(load_vocabulary().encode(" dog"), 100.0), "max_tokens": 3}
     assert llm.generate([[9]], SamplingParams(**forced))[0].outputs[0].text == " dog dog dog"
     assert "dog" not in llm.generate([[9]], SamplingParams(**forced, bad_words=["dog"]))[0].outputs[0].text
 
 
-def test_output_is_bounded_by_the_window(llm: LLM) -> None:
+def test_output_is_limited_by_the_context_length(llm: LLM) -> None:
     output = llm.generate([[1] * 500], SamplingParams(max_tokens=100, ignore_eos=True))[0].outputs[0]
     assert (len(output.token_ids), output.finish_reason) == (12, "length")
 
 
-def test_a_sequence_that_fails_alone_says_so(llm: LLM) -> None:
+def test_a_choice_that_fails_reports_its_error_and_others_continue(llm: LLM) -> None:
     params = [
         SamplingParams(max_tokens=2),
         SamplingParams(allowed_token_ids=[7], logit_bias={7: 1.0}, bad_words=["("]),
@@ -236,13 +236,13 @@ def test_a_sequence_that_fails_alone_says_so(llm: LLM) -> None:
         (None, ValueError),
     ],
 )
-def test_bad_prompts(llm: LLM, prompts: Any, error: type[Exception]) -> None:
+def test_a_bad_prompt_is_an_error(llm: LLM, prompts: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         llm.generate(prompts, SamplingParams(max_tokens=1))
 
 
-def test_it_works_inside_a_running_event_loop(llm: LLM) -> None:
-    """As in a notebook."""
+def test_generate_works_inside_a_running_event_loop(llm: LLM) -> None:
+    """Notebooks run cells in an event loop."""
 
     async def cell() -> int:
         return len(llm.generate([[1]], SamplingParams(max_tokens=2))[0].outputs[0].token_ids)
@@ -253,8 +253,8 @@ def test_it_works_inside_a_running_event_loop(llm: LLM) -> None:
 # --------------------------------------------------------------------------- harmony
 
 
-def test_the_seeds_harmony_example(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Render with openai_harmony, generate token ids, parse: the published vLLM example, with our LLM."""
+def test_the_harmony_example_of_vllm_runs(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example renders a prompt with openai_harmony, generates token ids and parses them."""
     export_vocabulary(tmp_path)
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path))
     from openai_harmony import Conversation as TheirConversation
@@ -277,16 +277,16 @@ def test_the_seeds_harmony_example(llm: LLM, tmp_path: Path, monkeypatch: pytest
         outputs = llm.generate(prompt_token_ids=[prefill_ids], sampling_params=sampling)
         return outputs[0].outputs[0].token_ids
 
-    # A random model does not speak harmony: it is led through one short answer, token by token.
+    # A random model does not generate harmony, so each token of a short answer is forced by its bias.
     answer = encoding.encode("<|channel|>final<|message|>Sunny.<|return|>", allowed_special="all")
-    led = [
+    forced = [
         llm.generate(
             prompt_token_ids=[prefill_ids + answer[:i]],
             sampling_params=SamplingParams(max_tokens=1, logit_bias={token: 100.0}),
         )
         for i, token in enumerate(answer)
     ]  # fmt: skip
-    output_ids = [token for outputs in led for token in outputs[0].outputs[0].token_ids]
+    output_ids = [token for outputs in forced for token in outputs[0].outputs[0].token_ids]
     assert output_ids == answer
     entries = encoding.parse_messages_from_completion_tokens(output_ids, Role.ASSISTANT)
     assert [(entry.channel, entry.content[0].text) for entry in entries] == [("final", "Sunny.")]
@@ -294,7 +294,7 @@ def test_the_seeds_harmony_example(llm: LLM, tmp_path: Path, monkeypatch: pytest
     assert generate(logit_bias={stop_token_ids[0]: 100.0}) == [stop_token_ids[0]]
 
 
-def test_chat_renders_as_the_server_does(llm: LLM) -> None:
+def test_chat_renders_the_prompt_of_the_server(llm: LLM) -> None:
     params = SamplingParams(max_tokens=4, seed=1)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <|end|>"}]
     outputs = llm.chat([messages, messages[1:]], params, reasoning_effort="high")
@@ -343,43 +343,43 @@ def test_a_chat_turn_is_split_into_reasoning_answer_and_calls(
     assert len(core.aborted) == (stop is not None and size < len(ids))
 
 
-def test_a_chat_turn_shows_the_stop_token_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_of_a_chat_turn_includes_the_stop_token_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     vocab = load_vocabulary()
     header = [CHANNEL, *vocab.encode("final"), MESSAGE]
-    said = vocab.encode("The sky is blue")
-    with scripted_llm(monkeypatch, [*header, *said]) as (llm, _):
+    answer = vocab.encode("The sky is blue")
+    with scripted_llm(monkeypatch, [*header, *answer]) as (llm, _):
         for include, text in ((False, "The sky is"), (True, "The sky is blue")):
-            params = SamplingParams(stop_token_ids=[said[-1]], include_stop_str_in_output=include)
+            params = SamplingParams(stop_token_ids=[answer[-1]], include_stop_str_in_output=include)
             output = llm.chat(HI, params)[0].outputs[0]
             assert output.text == text
-            assert output.token_ids[-1] == output.stop_reason == said[-1]
+            assert output.token_ids[-1] == output.stop_reason == answer[-1]
 
 
-def test_a_chat_turn_is_cut_at_the_stop_string_that_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_turn_ignores_stop_strings_within_min_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     vocab = load_vocabulary()
     ids = [CHANNEL, *vocab.encode("final"), MESSAGE, *vocab.encode("One. Two. Three.")]
     with scripted_llm(monkeypatch, ids) as (llm, _):
         assert llm.chat(HI, SamplingParams(stop=".", min_tokens=5))[0].outputs[0].text == "One. Two"
 
 
-def test_logprobs_are_those_of_the_tokens_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn that goes in circles is cut, and asked for its answer: the engine had sent more by then."""
+def test_logprobs_belong_to_the_tokens_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn that repeats itself is cut, and its answer is forced. Tokens past the cut are discarded."""
     vocab = load_vocabulary()
-    circles = [CHANNEL, *vocab.encode("analysis"), MESSAGE, *vocab.encode(" again" * 3000)]
+    repeated = [CHANNEL, *vocab.encode("analysis"), MESSAGE, *vocab.encode(" again" * 3000)]
     answer = [*vocab.encode("Noon. It is"), RETURN]
-    with scripted_llm(monkeypatch, circles, answer, size=10_000, max_model_len=8192) as (llm, core):
+    with scripted_llm(monkeypatch, repeated, answer, size=10_000, max_model_len=8192) as (llm, core):
         params = SamplingParams(max_tokens=5000, logprobs=0, stop=" It")
         output = llm.chat(HI, params)[0].outputs[0]
     assert len(core.requests) == 2
     assert (output.text, output.stop_reason) == ("Noon.", " It")
-    assert len(output.token_ids) < len(circles)
+    assert len(output.token_ids) < len(repeated)
     assert output.logprobs is not None
     assert [next(iter(entry)) for entry in output.logprobs] == output.token_ids
     assert output.cumulative_logprob == -len(output.token_ids)
 
 
 def test_a_turn_that_ends_after_its_reasoning_is_asked_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second round, as on the server; one of two choices."""
+    """Each of the two choices gets a second round, as on the server."""
     vocab = load_vocabulary()
     thought = [CHANNEL, *vocab.encode("analysis"), MESSAGE, *vocab.encode("It is noon."), RETURN]
     answer = [*vocab.encode("Noon."), RETURN]
@@ -403,7 +403,7 @@ def test_a_turn_without_room_for_its_answer_is_cut(monkeypatch: pytest.MonkeyPat
     assert len(core.requests) == 1
 
 
-def test_an_answer_that_the_default_length_left_empty_is_warned_of_once(
+def test_an_empty_answer_at_the_default_max_tokens_is_warned_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("chorale.llm.llm._warned", [])
@@ -416,7 +416,7 @@ def test_an_answer_that_the_default_length_left_empty_is_warned_of_once(
     assert caplog.text.count("is empty") == 1
 
 
-def test_an_error_after_some_tokens_comes_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_with_an_error_keeps_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = load_vocabulary().encode("one two three four")
     with scripted_llm(monkeypatch, ids) as (llm, core):
         step = core.step
@@ -446,8 +446,8 @@ def test_the_bar_is_closed_when_the_engine_fails(monkeypatch: pytest.MonkeyPatch
     bar.close.assert_called_once_with()
 
 
-def test_prompts_may_hold_up_running_rows_unless_the_caller_minds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reads along: a bound on the delay would only make the whole slower."""
+def test_prompt_delay_is_unlimited_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline output is not streamed, so a limit of the delay would only reduce throughput."""
     seen: list[float] = []
 
     def build_engine(config: EngineConfig, **_: object) -> None:
@@ -472,7 +472,7 @@ def test_prompts_may_hold_up_running_rows_unless_the_caller_minds(monkeypatch: p
         ([[{"role": "user", "content": "Hi"}], []], ValueError),
     ],
 )
-def test_bad_messages(llm: LLM, messages: Any, error: type[Exception]) -> None:
+def test_bad_messages_are_an_error(llm: LLM, messages: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"list of dictionaries|at least one message"):
         llm.chat(messages, SamplingParams(max_tokens=1))
 
@@ -482,18 +482,18 @@ def test_an_empty_batch_has_no_outputs(llm: LLM) -> None:
     assert llm.chat([]) == []
 
 
-def test_tools_that_are_none_are_explained(llm: LLM) -> None:
+def test_a_tool_that_is_not_an_object_is_an_error(llm: LLM) -> None:
     with pytest.raises(ValueError, match="tools"):
         llm.chat([{"role": "user", "content": "Hi"}], tools=["add"])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("params", [{"temperature": 1}, [{"temperature": 1}], 5])
-def test_sampling_params_of_another_kind_are_explained(llm: LLM, params: Any) -> None:
+def test_sampling_params_of_another_type_are_an_error(llm: LLM, params: Any) -> None:
     with pytest.raises(TypeError, match="must be a SamplingParams"):
         llm.generate(["a"], params)
 
 
-def test_chat_without_limits_runs_to_the_window(llm: LLM) -> None:
+def test_chat_without_max_tokens_runs_to_the_context_length(llm: LLM) -> None:
     output = llm.chat([{"role": "user", "content": "Hi"}])[0]
     choice = output.outputs[0]
     assert choice.finish_reason == "stop" or len(output.prompt_token_ids) + len(choice.token_ids) == 512
@@ -539,18 +539,18 @@ def test_chat_without_limits_runs_to_the_window(llm: LLM) -> None:
         ({"allowed_token_ids": "5"}, TypeError, "allowed_token_ids"),
     ],
 )
-def test_bad_sampling_params(given: dict[str, Any], error: type[Exception], word: str) -> None:
+def test_a_bad_sampling_parameter_is_named(given: dict[str, Any], error: type[Exception], word: str) -> None:
     with pytest.raises(error, match=word):
         SamplingParams(**given)
 
 
-def test_what_is_not_supported_may_be_left_out_by_name() -> None:
-    """As by code that passes all of vLLM's arguments on."""
+def test_unsupported_parameters_may_be_none() -> None:
+    """Callers may pass all of vLLM's parameters with None for the unused ones."""
     refused = ("guided_decoding", "logits_processors", "best_of", "extra_args")
     assert SamplingParams(**dict.fromkeys(refused)) == SamplingParams()
 
 
-def test_sampling_params_are_values() -> None:
+def test_sampling_params_compare_and_print_by_value() -> None:
     assert SamplingParams(top_k=-1) == SamplingParams(top_k=-1, structured_outputs=None)
     assert repr(SamplingParams(top_p=0.5, stop="x")) == "SamplingParams(top_p=0.5, stop='x')"
 
@@ -569,12 +569,12 @@ def test_sampling_params_are_values() -> None:
         ("logit_bias", {5: 1e7}),
     ],
 )
-def test_what_the_engine_would_refuse_is_known_before_anything_runs(llm: LLM, name: str, value: Any) -> None:
+def test_parameters_that_the_engine_refuses_are_errors_at_once(llm: LLM, name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
         llm.generate([[1], [2]], [SamplingParams(), SamplingParams(**{name: value})])
 
 
-def test_numbers_of_numpy_are_numbers(llm: LLM) -> None:
+def test_numpy_numbers_are_converted_to_python_numbers(llm: LLM) -> None:
     given = {"seed": np.int64(7), "temperature": np.float32(0.5), "max_tokens": np.int32(4)}
     params = SamplingParams(**given, logit_bias={np.int64(100): np.float32(5.0)})
     assert params == SamplingParams(seed=7, temperature=0.5, max_tokens=4, logit_bias={100: 5.0})
@@ -596,13 +596,13 @@ def test_numbers_of_numpy_are_numbers(llm: LLM) -> None:
         ("override_generation_config", {"temperature": -1.0}, ValueError),
     ],
 )
-def test_bad_options_of_llm_are_named(folder: Path, option: str, value: Any, error: type[Exception]) -> None:
+def test_a_bad_option_of_llm_is_named(folder: Path, option: str, value: Any, error: type[Exception]) -> None:
     word = "temp" if isinstance(value, dict) else option
     with pytest.raises(error, match=word.replace("_", "[-_]")):
         LLM(str(folder), **{**OPTIONS, option: value})
 
 
-def test_the_models_own_defaults(folder: Path) -> None:
+def test_the_generation_config_sets_default_parameters(folder: Path) -> None:
     own = {"temperature": 0.5, "top_k": 7.0, "presence_penalty": 1.5, "max_new_tokens": 3}
     expected = SamplingParams(temperature=0.5, top_k=7, presence_penalty=1.5, max_tokens=3)
     with LLM(str(folder), **OPTIONS, override_generation_config=own) as made:
@@ -612,7 +612,7 @@ def test_the_models_own_defaults(folder: Path) -> None:
             assert len(output.outputs[0].token_ids) <= 3
 
 
-def test_max_logprobs_is_kept(folder: Path) -> None:
+def test_more_logprobs_than_max_logprobs_are_an_error(folder: Path) -> None:
     with LLM(str(folder), **OPTIONS, max_logprobs=2) as made:
         assert made.generate([[1]], SamplingParams(logprobs=2, max_tokens=1))[0].outputs[0].logprobs
         for name in ("logprobs", "prompt_logprobs"):
@@ -620,7 +620,7 @@ def test_max_logprobs_is_kept(folder: Path) -> None:
                 made.generate([[1]], SamplingParams(**{name: 3}))
 
 
-def test_unknown_and_needless_arguments_of_llm(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_arguments_fail_and_unused_ones_warn(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(TypeError, match="max_model_len"):
         LLM(str(folder), max_model_length=100)
     with (
@@ -628,7 +628,7 @@ def test_unknown_and_needless_arguments_of_llm(folder: Path, caplog: pytest.LogC
         LLM(str(folder), **OPTIONS, trust_remote_code=True) as made,
     ):
         assert "trust_remote_code has no effect" in caplog.text
-        made.shutdown()  # twice is fine
+        made.shutdown()  # leaving the context shuts down again
         with pytest.raises(EngineDeadError, match="shut down"):
             made.generate([[1]])
     with pytest.raises(ConfigError):
@@ -638,7 +638,7 @@ def test_unknown_and_needless_arguments_of_llm(folder: Path, caplog: pytest.LogC
 # --------------------------------------------------------------------------- one choice, token by token
 
 
-def test_a_choice_does_not_depend_on_how_its_tokens_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_does_not_depend_on_the_sizes_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = load_vocabulary().encode("naïve 🦊 fox STOPPED here")
     for stop in (None, ["STOP"], ["fox S", "here"]):
         found = set()
@@ -650,7 +650,7 @@ def test_a_choice_does_not_depend_on_how_its_tokens_arrive(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("stop", [None, ["zz"], ["\ufffd"]])
-def test_a_character_that_is_broken_off_is_shown_as_on_the_server(
+def test_an_incomplete_character_is_shown_as_on_the_server(
     monkeypatch: pytest.MonkeyPatch, stop: list[str] | None
 ) -> None:
     vocab = load_vocabulary()
