@@ -1,4 +1,4 @@
-"""A response that goes on without its client, and a resumed stream: python examples/background.py
+"""A response that continues after the client disconnects, and a resumed stream: python examples/background.py
 
 Needs ``chorale serve`` in another terminal, and ``pip install openai``.
 """
@@ -19,7 +19,7 @@ def main() -> None:
         last = event.sequence_number
         if event.type == "response.created":
             response_id = event.response.id
-        if last >= 3:  # as if the connection had broken here; the response goes on
+        if last >= 3:  # simulate a lost connection; the response continues
             stream.close()
             break
     print(f"left {response_id} after event {last}")

@@ -5,5 +5,5 @@ from __future__ import annotations
 import os
 
 URL = os.environ.get("CHORALE_URL", "http://localhost:8000")
-MODEL = os.environ.get("CHORALE_MODEL", "demo")  # what the server was started with
+MODEL = os.environ.get("CHORALE_MODEL", "demo")  # the name of the model that the server runs
 KEY = os.environ.get("CHORALE_API_KEY", "unused")

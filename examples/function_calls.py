@@ -1,4 +1,4 @@
-"""The model calls a function of yours until it has an answer: python examples/function_calls.py
+"""A loop that runs the function calls of the model until it answers: python examples/function_calls.py
 
 Needs ``chorale serve`` in another terminal, and ``pip install openai``.
 """
@@ -32,13 +32,13 @@ def get_weather(city: str) -> dict[str, Any]:
 def main() -> None:
     client = OpenAI(base_url=f"{URL}/v1", api_key=KEY)
     items: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
-    for _ in range(5):  # rounds, so that a model that never stops calling does
+    for _ in range(5):  # limits the number of rounds
         response = client.responses.create(model=MODEL, input=items, tools=TOOLS, temperature=0)
         calls = [item for item in response.output if item.type == "function_call"]
         if not calls:
             print(response.output_text)
             return
-        items += response.output  # reasoning included: the model continues where it was
+        items += response.output  # including the reasoning, which the model continues
         for call in calls:
             result = get_weather(**json.loads(call.arguments))
             print(f"{call.name}({call.arguments}) = {result}")

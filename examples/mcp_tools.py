@@ -1,11 +1,11 @@
-"""An MCP server, and a model that calls its tool while it answers.
+"""An MCP server with a tool, and a model that calls the tool.
 
     python examples/mcp_tools.py serve 8001                      # terminal 1: the MCP server
     chorale serve --tool-allow-private-hosts                     # terminal 2: may call this machine
     python examples/mcp_tools.py ask http://127.0.0.1:8001/mcp   # terminal 3
 
-Needs ``pip install openai mcp``. The demo model was not trained to call tools of MCP servers, so with it the
-third command lists the tools and answers without them; a real model calls the tool.
+Needs ``pip install openai mcp``. The demo model was not trained to call tools of MCP servers: with it, the
+third command lists the tools and answers without them. A real model calls the tool.
 """
 
 from __future__ import annotations

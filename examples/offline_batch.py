@@ -1,6 +1,6 @@
-"""Many prompts at once, without a server: python examples/offline_batch.py [MODEL]
+"""Several prompts in one call, without a server: python examples/offline_batch.py [MODEL]
 
-MODEL is a folder, a hub id such as openai/gpt-oss-20b, or demo (the small model that ships inside).
+MODEL is a folder, a Hugging Face id such as openai/gpt-oss-20b, or demo (the small model in the package).
 """
 
 from __future__ import annotations

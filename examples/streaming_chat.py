@@ -1,4 +1,4 @@
-"""Reasoning and answer as they are generated: python examples/streaming_chat.py ["your question"]
+"""Prints reasoning and answer as they are generated: python examples/streaming_chat.py ["your question"]
 
 Needs ``chorale serve`` in another terminal, and ``pip install openai``.
 """
@@ -24,7 +24,7 @@ def main() -> None:
         if chunk.usage:
             print(f"\n[{chunk.usage.completion_tokens} tokens]")
         for choice in chunk.choices:
-            # The SDK keeps fields that OpenAI's API does not have.
+            # The SDK also has attributes for fields that are not in OpenAI's API, like "reasoning".
             print(getattr(choice.delta, "reasoning", None) or choice.delta.content or "", end="", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""An answer that is an object of yours, enforced while it is generated: python examples/structured_output.py
+"""An answer that is an instance of a pydantic class: python examples/structured_output.py
 
 Needs ``chorale serve`` in another terminal, and ``pip install openai``.
 """

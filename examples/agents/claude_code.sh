@@ -1,6 +1,6 @@
 #!/bin/sh
-# Claude Code on Chorale: sh examples/agents/claude_code.sh [its options]
-# The server: chorale serve gpt-oss-120b. It answers Anthropic's Messages API, which Claude Code speaks.
+# Claude Code with Chorale: sh examples/agents/claude_code.sh [options of Claude Code]
+# Needs `chorale serve gpt-oss-120b` in another terminal. Claude Code uses its Anthropic Messages API.
 set -eu
 model="${CHORALE_MODEL:-openai/gpt-oss-120b}"
 export ANTHROPIC_BASE_URL="${CHORALE_URL:-http://localhost:8000}"

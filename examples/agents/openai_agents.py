@@ -1,4 +1,4 @@
-"""An agent with a tool, by OpenAI's Agents SDK: python examples/agents/openai_agents.py
+"""An agent with a tool, built with OpenAI's Agents SDK: python examples/agents/openai_agents.py
 
 Needs ``chorale serve`` in another terminal, and ``pip install openai-agents``.
 """

@@ -1,6 +1,6 @@
-"""One demo server for all examples, greedy so that the answers are known.
+"""One demo server for all examples, with greedy sampling so that the answers are known.
 
-It may call addresses of this machine, for the MCP example.
+The MCP example needs a server that may call addresses of this machine.
 """
 
 from __future__ import annotations

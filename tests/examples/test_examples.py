@@ -1,4 +1,4 @@
-"""Each example runs as its head says, against the demo model, and prints what it promises."""
+"""Each example runs against the demo model with its documented command and prints its documented output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def needs(*modules: str) -> None:
 
 
 def run(server: Served, *command: str) -> str:
-    """Run ``command`` with the server's address and model in the environment; returns what it prints."""
+    """Run ``command`` with the server's address and model in the environment. Returns its standard output."""
     environment = {**os.environ, "CHORALE_URL": server.url, "CHORALE_MODEL": "demo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=EXAMPLES.parent, env=environment, capture_output=True, text=True, timeout=120
@@ -55,7 +55,7 @@ def test_streaming_chat(example_server: Served) -> None:
 def test_function_calls(example_server: Served) -> None:
     printed = python(example_server, "function_calls.py").splitlines()
     assert printed[0].startswith('get_weather({"city":"Paris"}) = ')
-    assert "18" in printed[-1]  # the answer has what the function returned
+    assert "18" in printed[-1]  # the temperature that the function returned
 
 
 def test_structured_output(example_server: Served) -> None:
@@ -84,7 +84,7 @@ def test_mcp_tools(example_server: Served) -> None:
         try:
             deadline = time.monotonic() + 60
             printed = ""
-            # Until the MCP server listens, the list of its tools is an error that the answer reports.
+            # Until the MCP server listens, listing its tools fails, and the answer reports the error.
             while "in_stock" not in printed and time.monotonic() < deadline:
                 assert server.poll() is None
                 printed = python(example_server, "mcp_tools.py", "ask", f"http://127.0.0.1:{port}/mcp")
@@ -106,7 +106,7 @@ def test_openai_agents(example_server: Served) -> None:
 
 
 def test_claude_code(example_server: Served, tmp_path: Path) -> None:
-    """The script hands address and key to a program that speaks to the server as Claude Code would."""
+    """The script passes address and key to a stand-in for Claude Code, which calls the server."""
     needs("anthropic")
     program = tmp_path / "claude"
     program.write_text(
@@ -128,7 +128,7 @@ def test_codex(example_server: Served, tmp_path: Path) -> None:
     assert provider["wire_api"] == "responses"
     codex = os.environ.get("CHORALE_CODEX") or shutil.which("codex")
     if codex is None:
-        pytest.skip("codex is not installed; its file was read")
+        pytest.skip("codex is not installed; only its configuration file was checked")
     text = text.replace("http://localhost:8000", example_server.url).replace("openai/gpt-oss-120b", "demo")
     (tmp_path / "config.toml").write_text(text)
     command = [codex, "exec", "--skip-git-repo-check", "What is 17 + 25?"]

@@ -1,4 +1,4 @@
-"""The files of examples/recipes: each is read, and uses as many GPUs as its name says."""
+"""The configuration files in examples/recipes: each is valid and uses the number of GPUs in its name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_uses_the_gpus_of_its_name(name: str) -> None:
+def test_a_recipe_uses_the_number_of_gpus_in_its_name(name: str) -> None:
     found = re.match(r"(gpt-oss-\d+b)-(\d)-gpu", name)
     assert found is not None
     settings = merge(["--config", str(RECIPES / name)], {})
