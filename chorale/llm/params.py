@@ -28,18 +28,18 @@ _REFUSED = {
 }
 
 
-def check_names(what: str, given: dict[str, Any], known: Sequence[str]) -> None:
+def check_names(owner: str, given: dict[str, Any], known: Sequence[str]) -> None:
     """Raises ``TypeError`` for an unknown name, with the nearest known one; ``ValueError`` if in _REFUSED."""
     for name, value in given.items():
         if name in known:
             continue
         if name in _REFUSED:
             if value is not None:
-                raise ValueError(f"{what}: {name} is not supported: {_REFUSED[name]}")
+                raise ValueError(f"{owner}: {name} is not supported: {_REFUSED[name]}")
             continue
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise TypeError(f"{what} has no argument {name!r}{hint}")
+        raise TypeError(f"{owner} has no argument {name!r}{hint}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class SamplingParams(_Fields):
 
     @classmethod
     def from_defaults(cls, defaults: dict[str, float], **given: Any) -> SamplingParams:
-        """Return ``given``, completed by ``defaults``, the fields of ``generation_config.json``."""
+        """Return parameters from ``given`` and, for missing names, from ``generation_config.json``."""
         known: dict[str, Any] = {GENERATION[name]: defaults[name] for name in defaults if name in GENERATION}
         for name in known.keys() & INTEGERS:
             known[name] = int(known[name])

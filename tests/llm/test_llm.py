@@ -80,7 +80,7 @@ def test_every_form_of_a_prompt_gives_the_same_tokens(llm: LLM) -> None:
     assert len({output.request_id for output in outputs}) == len(outputs)
 
 
-def test_prompts_of_different_salts_share_no_pages(llm: LLM) -> None:
+def test_prompts_with_different_salts_share_no_pages(llm: LLM) -> None:
     ids, params = list(range(300, 400)), SamplingParams(max_tokens=1)
     cached = [
         llm.generate({"prompt_token_ids": ids, "cache_salt": salt, "multi_modal_data": None}, params)[0]
@@ -96,7 +96,7 @@ def test_a_prompt_shared_by_choices_counts_as_computed_not_cached(llm: LLM) -> N
     assert cached == [0, 96]
 
 
-def test_special_tokens_in_raw_prompts_are_encoded_as_such(llm: LLM) -> None:
+def test_raw_prompts_may_contain_special_tokens(llm: LLM) -> None:
     output = llm.generate("<|start|>user<|message|>x<|end|>", SamplingParams(max_tokens=1))[0]
     assert output.prompt_token_ids[0] == START
     assert output.prompt_token_ids[-1] == END

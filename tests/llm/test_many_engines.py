@@ -96,7 +96,7 @@ def test_an_interrupt_aborts_the_call_and_leaves_the_engines_usable(two: LLM) ->
     assert len(two.generate(PROMPTS[:3], SamplingParams(max_tokens=2))) == 3
 
 
-def test_a_killed_engine_during_a_call_changes_no_token(two: LLM) -> None:
+def test_killing_an_engine_during_a_call_changes_no_token(two: LLM) -> None:
     killed: list[int] = []
 
     class Bar:

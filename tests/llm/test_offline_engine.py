@@ -90,7 +90,7 @@ def assert_usable(engine: OfflineEngine) -> None:
     assert engine.stats().kv_blocks_used == 0
 
 
-def test_it_steps_in_the_callers_thread(engine: OfflineEngine, device: Device) -> None:
+def test_steps_run_in_the_callers_thread(engine: OfflineEngine, device: Device) -> None:
     threads = set()
     device.before_step = lambda _: threads.add(threading.get_ident())
     assert num_tokens(run(engine, requests(10))) == 200
