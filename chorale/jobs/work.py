@@ -20,7 +20,7 @@ from chorale.jobs.contents import Contents, ContentsError, MissingContentError
 from chorale.jobs.input import Inspection
 from chorale.jobs.line import Fault, Record, parse_line
 from chorale.jobs.lines import LineWork, LostError, Sending, unpacked
-from chorale.store.batch_rows import Result, StoredBatch
+from chorale.store.batch_rows import BatchNotFoundError, Result, StoredBatch
 from chorale.store.batches import MAX_ATTEMPTS
 from chorale.store.files import StoredFile, new_file_id
 from chorale.store.protocol import StoreError
@@ -104,11 +104,13 @@ class BatchWork(LineWork):
                 await self._wait(error)
 
     async def _refresh(self) -> None:
-        """Reads the batch again, even if it has ended. Raises ``BatchNotFoundError`` if it was deleted."""
+        """Reads the batch again, even if it has ended. Raises ``LostError`` if it was deleted."""
         while True:
             try:
                 self._batch = await self._rows.get(self.id, self._batch.owner)
                 return
+            except BatchNotFoundError:
+                raise LostError from None
             except StoreError as error:
                 await self._wait(error)
 

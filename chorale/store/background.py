@@ -83,7 +83,11 @@ class BackgroundResponses(Rows):
         seq, before, body = row
         if before != status:
             fresh = to_json({**json.loads(body), "status": status})
-            db.execute("UPDATE responses SET status = ?, body = ? WHERE seq = ?", (status, fresh, seq))
+            db.execute(
+                "UPDATE responses SET status = ?, num_bytes = num_bytes + ? - length(body), body = ?"
+                " WHERE seq = ?",
+                (status, len(fresh), fresh, seq),
+            )
         _add_events(db, seq, events)
         if not repeatable:
             _forget_request(db, seq)
@@ -278,10 +282,11 @@ def _conclude(db: Database, seq: int, response: StoredResponse, events: EventChu
     _forget_request(db, seq)
     rows = list(map(item_row, response.output))
     insert_items(db, seq, rows, start=len(response.input), is_output=True)
+    body = to_json(response.body)
     db.execute(
-        "UPDATE responses SET status = ?, body = ?, server_id = NULL, num_bytes = num_bytes + ?"
-        " WHERE seq = ?",
-        (response.status, to_json(response.body), sum(map(row_size, rows)), seq),
+        "UPDATE responses SET status = ?, num_bytes = num_bytes + ? - length(body), body = ?,"
+        " server_id = NULL WHERE seq = ?",
+        (response.status, len(body) + sum(map(row_size, rows)), body, seq),
     )
 
 

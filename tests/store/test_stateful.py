@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from chorale.api.responses.event_log import TurnBegan, TurnFailed
 from chorale.ids import new_id
 from chorale.store.protocol import ConversationLockedError, Lease, StoredItem, StoredResponse, StoreError
+from chorale.store.responses import ROW_BYTES
 from chorale.store.store import SqliteStore
 from tests.store.test_background import events, queued
 from tests.store.test_store import make
@@ -184,6 +185,14 @@ class StoreMachine(RuleBasedStateMachine):
                 " + (SELECT COALESCE(SUM(num_bytes), 0) FROM conversations)"
             ).fetchone()
             assert size == db.execute("SELECT num_bytes FROM totals").fetchone()
+            contents = (
+                f"length(body) + {ROW_BYTES} + COALESCE(length(request), 0)"
+                f" + (SELECT COALESCE(SUM(length(item) + length(token_ids) + {ROW_BYTES}), 0) FROM items"
+                " WHERE response_seq = seq)"
+                f" + (SELECT COALESCE(SUM(length(data) + {ROW_BYTES // 8}), 0) FROM events"
+                " WHERE response_seq = seq)"
+            )
+            assert db.execute(f"SELECT id FROM responses WHERE num_bytes != {contents}").fetchall() == []
             for table, parent in (
                 ("items", "response"),
                 ("events", "response"),
