@@ -14,7 +14,7 @@ from chorale.api.responses.items.input import parse_items
 from chorale.api.responses.items.references import HEAVY_ITEMS, resolve_items
 from chorale.api.responses.items.to_harmony import (
     Group,
-    Said,
+    Stripped,
     Window,
     check_outputs,
     encode,
@@ -102,8 +102,8 @@ async def build_prompt(
 
     def read() -> tuple[ToolSet, TurnRules]:
         check_outputs(items, len(history))
-        loaded = [stored.item["tools"] for stored in items if stored.item["type"] in TOOL_LISTS]
-        tools = read_tools(request.tools, request.tool_choice, loaded, asked.names)
+        declared = [stored.item["tools"] for stored in items if stored.item["type"] in TOOL_LISTS]
+        tools = read_tools(request.tools, request.tool_choice, declared, asked.names)
         return tools, read_rules(request, tools)
 
     tools, rules = await beside(read, heavy=heavy)
@@ -115,10 +115,10 @@ async def build_prompt(
         approved = tuple(approved_calls(own, items, box, state.vocab))
 
         def encode() -> tuple[ReasoningEffort, list[int], Compaction | None]:
-            said = take_efforts(request.instructions, items)
-            default = said.effort or state.config.default_reasoning_effort
+            stripped = take_efforts(request.instructions, items)
+            default = stripped.effort or state.config.default_reasoning_effort
             effort = reasoning_effort(request.effort, "reasoning.effort", default)
-            return effort, *assemble(state, request, effort, tools, rules, box, said)
+            return effort, *assemble(state, request, effort, tools, rules, box, stripped)
 
         effort, token_ids, compaction = await beside(
             encode, heavy=heavy or is_heavy([stored.item for stored in history])
@@ -181,11 +181,11 @@ def assemble(
     tools: ToolSet,
     rules: TurnRules,
     box: ToolBox | None,
-    said: Said,
+    stripped: Stripped,
 ) -> tuple[list[int], Compaction | None]:
     """Returns the prompt's token ids and, if requested, how to compact the conversation."""
-    items = said.items
-    instructions, num_leading = split_instructions(said.instructions, items)
+    items = stripped.items
+    instructions, num_leading = split_instructions(stripped.instructions, items)
     identity = request.chat_template_kwargs.model_identity
     head = prompt_head(
         state.config,

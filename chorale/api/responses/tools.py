@@ -41,7 +41,7 @@ class ToolSet:
     echo: list[dict[str, Any]]
     choice: ToolChoice
     echo_choice: str | dict[str, Any]
-    loaded: tuple[Function, ...] = ()  # declared within the input
+    declared: tuple[Function, ...] = ()  # declared within the input
     about: str | None = None  # descriptions of the namespaces
 
     @property
@@ -50,23 +50,23 @@ class ToolSet:
 
     @property
     def callable(self) -> tuple[Function, ...]:
-        return self.functions + self.loaded
+        return self.functions + self.declared
 
 
 def read_tools(
     tools: Sequence[Mapping[str, Any]],
     tool_choice: str | Mapping[str, Any],
-    loaded: Sequence[Sequence[Mapping[str, Any]]] = (),
+    declared: Sequence[Sequence[Mapping[str, Any]]] = (),
     built_in: Sequence[str] = (),
 ) -> ToolSet:
-    """Reads all tools. ``loaded``: declarations within the input. ``built_in``: names of the built-in tools.
+    """Reads all tools. ``declared``: tool lists within the input. ``built_in``: names of the built-in tools.
 
     Raises ``RequestError`` with the index of the tool, or for an invalid ``tool_choice``.
     """
     functions, about = read_functions(tools, "tools")
     check_distinct([function.tool for function in functions], "tools")
     later: dict[str, Function] = {}
-    for listed in loaded:
+    for listed in declared:
         later |= {function.name: function for function in read_functions(listed, "input.tools")[0]}
     for function in functions:
         later.pop(function.name, None)  # clients may repeat declarations
@@ -104,7 +104,7 @@ def _read(tool: Mapping[str, Any], path: str) -> Function | None:
     if kind in ("local_shell", "apply_patch") or (kind == "shell" and _is_local(tool)):
         return fixed_tool(kind, path)
     if kind == "tool_search":
-        # Tool search has no effect: all tools are always loaded.
+        # Tool search has no effect: all tools are always in the prompt.
         return tool_search(tool, path) if tool.get("execution") == "client" else None
     return None
 

@@ -27,7 +27,7 @@ from chorale.api.responses.items.objects import (
     output_text,
     reasoning_text,
 )
-from chorale.api.responses.items.shell_events import CommandReader, News, event_of
+from chorale.api.responses.items.shell_events import CommandEvent, CommandReader, stream_event
 from chorale.errors import ChoraleError
 from chorale.turns.events import (
     BUILTIN_ITEMS,
@@ -226,7 +226,7 @@ class Translator:
                 self._emit("response.compaction.compacting", **current.position)
             return
         if current.commands is not None:
-            self._tell(current, current.commands.feed(event.text))
+            self._emit_commands(current, current.commands.feed(event.text))
             return
         if current.hosted is not None:
             current.hosted.write(event.text)
@@ -238,8 +238,8 @@ class Translator:
             data = b"%s%s%s%d}" % (current.before, encode(event.text), current.after, number)
             self._push(current.kind, data)
 
-    def _tell(self, current: _Open, news: Iterable[News]) -> None:
-        for kind, fields in map(event_of, news):
+    def _emit_commands(self, current: _Open, events: Iterable[CommandEvent]) -> None:
+        for kind, fields in map(stream_event, events):
             self._emit(kind, output_index=current.index, **fields)
 
     def _on_closed(self, event: ItemClosed) -> None:
@@ -255,7 +255,7 @@ class Translator:
             return
         shown = self._builder.item(item)
         if current.commands is not None:
-            self._tell(current, current.commands.finish(shown["action"]["commands"]))
+            self._emit_commands(current, current.commands.finish(shown["action"]["commands"]))
         self._end_text(current, item.text)
         self._emit("response.output_item.done", output_index=current.index, item=shown)
 

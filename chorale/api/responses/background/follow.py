@@ -42,8 +42,8 @@ async def follow(
     while True:
         job = state.background.find(response_id)
         written = job.written() if job is not None else None
-        page = await rows.events(response_id, owner, num_read)
-        if page is None:
+        log = await rows.events(response_id, owner, num_read)
+        if log is None:
             if not begun:
                 raise not_found(response_id)
             yield translator.error(_deleted())
@@ -53,18 +53,18 @@ async def follow(
             if frames := translator.start():
                 begun = True
                 yield frames
-        if page.repeatable and page.chunks:
+        if log.repeatable and log.chunks:
             # A resumed response would contradict the events sent here, so forbid resuming it.
             with contextlib.suppress(StoreError):
                 await rows.settle(response_id, owner)
                 continue
-            page, written = replace(page, chunks=()), None
-        if page.chunks:
-            num_read = page.chunks[-1].first + page.chunks[-1].num_events
-            if frames := translator.feed(event for chunk in page.chunks for event in read_chunk(chunk.data)):
+            log, written = replace(log, chunks=()), None
+        if log.chunks:
+            num_read = log.chunks[-1].first + log.chunks[-1].num_events
+            if frames := translator.feed(event for chunk in log.chunks for event in read_chunk(chunk.data)):
                 begun = True
                 yield frames
-        elif not page.live:
+        elif not log.live:
             if frames := await _terminal(state, stored, translator):
                 yield frames
             return

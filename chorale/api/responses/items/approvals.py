@@ -17,10 +17,10 @@ from chorale.turns.built_in.turn_tools import ApprovedCall
 def approved_calls(
     own: Sequence[StoredItem], items: Sequence[StoredItem], box: ToolBox | None, vocab: Vocabulary
 ) -> list[ApprovedCall]:
-    """The calls that this request's own input approves and that have not run yet. ``box`` None: no tools.
+    """Returns the calls that the request's own input approves and that have not run yet.
 
-    Raises ``RequestError`` for an answer to nothing, a second one to the same request, or one about a tool
-    that ``tools`` does not offer any more.
+    Raises ``RequestError`` for a response to an unknown approval request, a second response to the same one,
+    or a tool that is not in ``box`` (None: the request has no built-in tools).
     """
     requests = {s.item["id"]: s for s in items if s.item["type"] == "mcp_approval_request"}
     _, called = approvals(items)
@@ -47,7 +47,7 @@ def _call(request: StoredItem, path: str, box: ToolBox | None, vocab: Vocabulary
     recipient = _recipient(item["server_label"], item["name"], box) if box is not None else None
     if recipient is None:
         shown = f"{item['name']!r} of the MCP server {item['server_label']!r}"
-        raise invalid(path, f"tools does not offer {shown} any more")
+        raise invalid(path, f"tools no longer contains {shown}")
     return ApprovedCall(
         request_id=item["id"],
         recipient=recipient,
@@ -59,7 +59,7 @@ def _call(request: StoredItem, path: str, box: ToolBox | None, vocab: Vocabulary
 
 
 def _recipient(label: str, name: str, box: ToolBox) -> str | None:
-    """Returns the model's name of a tool, which may differ from its label and name."""
+    """Returns the name of a tool in the prompt, which may differ from its label and name."""
     for recipient in sorted(box.recipients):
         identity = box.identify(recipient)
         if identity.kind == "mcp" and (identity.server_label, identity.name) == (label, name):

@@ -154,16 +154,16 @@ def built_in_messages(
 ) -> list[Message]:
     """Converts an item to messages.
 
-    ``answers``: approval responses by the id of their request. ``called``: requests whose call is a separate
-    item.
+    ``answers``: approval responses by the id of their request. ``called``: ids of the approval requests whose
+    call is a separate item.
     """
     item, token_ids = stored.item, stored.token_ids or None
     kind = item["type"]
     if kind == "mcp_approval_request":
         return _unapproved(item, token_ids, answers.get(item["id"]), called)
     if kind not in BUILT_IN_CALLS or item["status"] == "incomplete":
-        return []  # lists are in the prompt's head; a call that never ran has no messages
-    if token_ids is not None:  # the call, <|call|> and the result, to the last token
+        return []  # tool lists are in the prompt's head; calls that never ran have no messages
+    if token_ids is not None:  # all tokens of the call, <|call|> and the result
         return [Message("assistant", "", channel="commentary", token_ids=token_ids)]
     if kind == "mcp_call":
         return _exchange(*_mcp_recipient(item), item["arguments"], _mcp_text(item))
@@ -222,7 +222,7 @@ def _unapproved(
 
 
 def approvals(items: Sequence[StoredItem]) -> tuple[dict[str, Item], set[str]]:
-    """Returns approval responses by the id of their request, and requests whose call is a separate item."""
+    """Returns approval responses by request id, and the ids of requests whose call is a separate item."""
     answers = {
         stored.item["approval_request_id"]: stored.item
         for stored in items
@@ -237,5 +237,5 @@ def approvals(items: Sequence[StoredItem]) -> tuple[dict[str, Item], set[str]]:
 
 
 def built_in_text(item: Item) -> str:
-    """Returns approximately the text that must be encoded for an item."""
+    """Returns the approximate text of an item in the prompt."""
     return str(item.get("code") or item.get("arguments") or "") + str(item.get("output") or "")

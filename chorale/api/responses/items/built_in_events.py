@@ -1,7 +1,7 @@
-"""The stream events of built-in tools, each in the order of its kind's state machine.
+"""The stream events of the built-in tools' items, which have this order for each kind:
 
-* ``web_search_call``: added (with the query or address, which is known when the call begins), in_progress,
-  searching; completed once the tool has answered, done.
+* ``web_search_call``: added (with the query or URL, once the call begins), in_progress, searching, completed
+  (once the tool has returned), done.
 * ``code_interpreter_call``: added, in_progress, code deltas, code done, interpreting, completed, done.
 * ``mcp_call``: added, in_progress, arguments deltas, arguments done, completed or failed, done.
 * ``mcp_list_tools``: added, in_progress, completed or failed, done.
@@ -26,26 +26,26 @@ DELTAS = {
 
 
 class BuiltInEvents:
-    """The events of an item. ``shown``: its ``output_item.added`` has been sent."""
+    """The events of an item. ``shown``: whether ``output_item.added`` has been sent."""
 
     def __init__(self, builder: ResponseBuilder, item: FoldedItem, output_index: int) -> None:
         self._builder = builder
         self._item = item
         self._kind = item.kind
         self._index = output_index
-        self._place = {"item_id": item.item_id, "output_index": output_index}
+        self._position = {"item_id": item.item_id, "output_index": output_index}
         self._text = ""
         self._text_done = False
         self.shown = False
 
     def open(self) -> Iterator[Event]:
-        """Yields the events for a complete call header."""
+        """Yields the events that follow the complete header of a call."""
         if self._kind in ("code_interpreter_call", "mcp_call", "mcp_list_tools"):
             yield self._added({})
             yield self._state("in_progress")
 
     def write(self, text: str) -> None:
-        """Records a piece of the call's text (the translator sends its delta)."""
+        """Records a piece of the call's text, whose delta the translator sends."""
         self._text += text
 
     def on_tool(self, event: OutputEvent) -> Iterator[Event]:
@@ -86,31 +86,31 @@ class BuiltInEvents:
 
     def _added(self, fields: dict[str, Any]) -> Event:
         self.shown = True
-        whole = self._builder.built_in(self._item, "in_progress")
+        item = self._builder.built_in(self._item, "in_progress")
         if self._kind == "mcp_approval_request":
-            return self._add(whole)
+            return self._add(item)
         if self._kind == "web_search_call":
-            whole.pop("results", None)
-            whole["action"].pop("sources", None)
-            return self._add({**whole, **fields})
-        hollow: dict[str, Any] = dict.fromkeys(("outputs", "output", "error"))
-        hollow |= {"code": "", "arguments": "", "tools": []}
+            item.pop("results", None)
+            item["action"].pop("sources", None)
+            return self._add({**item, **fields})
+        empty: dict[str, Any] = dict.fromkeys(("outputs", "output", "error"))
+        empty |= {"code": "", "arguments": "", "tools": []}
         if self._kind == "mcp_list_tools":
-            whole.pop("error", None)
-        return self._add({key: hollow.get(key, value) for key, value in whole.items()})
+            item.pop("error", None)
+        return self._add({key: empty.get(key, value) for key, value in item.items()})
 
     def _add(self, item: dict[str, Any]) -> Event:
         return "response.output_item.added", {"output_index": self._index, "item": item}
 
     def _written(self) -> Iterator[Event]:
-        """Yields the events for the complete text."""
+        """Yields the events that end the call's text, once."""
         if self._text_done:
             return
         self._text_done = True
         if self._kind == "code_interpreter_call":
-            yield "response.code_interpreter_call_code.done", {**self._place, "code": self._text}
+            yield "response.code_interpreter_call_code.done", {**self._position, "code": self._text}
         elif self._kind == "mcp_call":
-            yield "response.mcp_call_arguments.done", {**self._place, "arguments": self._text}
+            yield "response.mcp_call_arguments.done", {**self._position, "arguments": self._text}
 
     def _state(self, name: str) -> Event:
-        return f"response.{self._kind}.{name}", self._place
+        return f"response.{self._kind}.{name}", self._position

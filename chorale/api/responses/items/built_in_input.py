@@ -119,7 +119,7 @@ PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
 }
 
 
-_SALIENT = {
+_COMPARED = {
     "web_search_call": ("action",),
     "code_interpreter_call": ("code",),
     "mcp_call": ("server_label", "name", "arguments"),
@@ -129,7 +129,7 @@ _SALIENT = {
 
 def same_built_in(stored: Item, given: Item) -> bool:
     """Returns whether a client's item equals the stored one; optional parts of an action may be missing."""
-    for key in _SALIENT.get(given["type"], ()):
+    for key in _COMPARED.get(given["type"], ()):
         ours, theirs = stored[key], given[key]
         if isinstance(ours, Mapping):
             optional = ("sources", "queries")

@@ -1,7 +1,7 @@
 """Client-side calls and their outputs as items, and their conversion to harmony.
 
-There is a table entry per kind. The text of a call is the model's output: JSON arguments, or the input of a
-custom tool. Outputs of every kind become the text of a tool message.
+The text of a call is the model's output: JSON arguments, or the input of a custom tool. Outputs of every kind
+become the text of a tool message.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def is_call(item: Item) -> bool:
 
 
 def call_object(opened: ItemOpened, status: str, text: str) -> Item:
-    """Returns the item of a call with a complete text, or an incomplete one according to its status."""
+    """Returns the item of a call. ``text`` may be incomplete unless ``status`` is ``completed``."""
     item: Item = {"id": opened.item_id, "type": opened.kind, "status": status, "call_id": opened.call_id}
     if opened.kind in ("function_call", "custom_tool_call"):
         item["name"] = opened.name
@@ -55,7 +55,7 @@ def call_object(opened: ItemOpened, status: str, text: str) -> Item:
         item |= {"action": _shell_action(given), "environment": {"type": "local"}}
     elif opened.kind == "apply_patch_call":
         item["operation"] = _operation(given)
-        item["status"] = "in_progress" if status == "incomplete" else status  # the API has no third status
+        item["status"] = "in_progress" if status == "incomplete" else status  # the API has no "incomplete"
     else:
         item |= {"execution": "client", "arguments": given}
     return item
@@ -110,7 +110,7 @@ def _text(value: Any) -> str | None:
 
 
 def called_name(item: Item) -> str:
-    """Returns the model's name of the called tool."""
+    """Returns the name of the called tool in the prompt."""
     if item["type"] in ("function_call", "custom_tool_call"):
         return prompt_name(item["name"], item.get("namespace"))
     return str(item["type"]).removesuffix("_call")
@@ -169,7 +169,7 @@ def _encode(value: Any) -> str:
 
 
 def same_call(stored: Item, given: Item) -> bool:
-    """Returns whether a client's item is the model's call."""
+    """Returns whether a client's item is the stored call of the model."""
     if stored["call_id"] != given["call_id"]:
         return False
     return called_name(stored) == called_name(given) and call_text(stored) == call_text(given)

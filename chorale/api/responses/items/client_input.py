@@ -96,7 +96,7 @@ def _tool_search_call(item: Mapping[str, Any], path: str) -> Item:
 def _client_executed(item: Mapping[str, Any], path: str) -> None:
     if item.get("execution", "client") != "client":
         raise unsupported(
-            f"{path}.execution", "only 'client' is supported; deferred tools are loaded at once here"
+            f"{path}.execution", "only 'client' is supported; this server loads deferred tools immediately"
         )
 
 
@@ -104,7 +104,7 @@ def _client_executed(item: Mapping[str, Any], path: str) -> None:
 
 
 def _text_output(prefix: str) -> Callable[[Mapping[str, Any], str], Item]:
-    """Returns a reader of outputs that are a string or text parts."""
+    """Returns a reader of outputs that consist of a string or of text parts."""
 
     def read(item: Mapping[str, Any], path: str) -> Item:
         output = item.get("output")
@@ -176,7 +176,7 @@ def _additional_tools(item: Mapping[str, Any], path: str) -> Item:
 
 
 def _tools(item: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
-    """Checks the list of declarations, which ``tools.read_tools`` reads."""
+    """Checks the list of tools; ``tools.read_tools`` checks each tool."""
     tools = item.get("tools")
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise invalid(f"{path}.tools", "must be a list of tools")

@@ -1,6 +1,6 @@
-"""Compaction items in a conversation: their contents, what they replace, and when one is created.
+"""Compaction items in a conversation: their contents, the items they replace, and when one is created.
 
-An item contains a summary and the user's last messages verbatim, if they were unanswered. It replaces
+A compaction item has a summary and the user's last messages verbatim, if they are unanswered. It replaces
 everything before it except leading system and developer messages and tools declared within the input.
 """
 
@@ -41,7 +41,7 @@ def since_compaction(items: Sequence[StoredItem]) -> Sequence[StoredItem]:
 
 
 def _declarations(item: Item) -> StoredItem:
-    """Returns the tools of an item whose call has been replaced."""
+    """Converts a list of tools to ``additional_tools``, because its call has been replaced."""
     return StoredItem(
         {"id": item["id"], "type": "additional_tools", "role": "developer", "tools": item["tools"]}
     )
@@ -76,10 +76,10 @@ def plan(
     vocab: Vocabulary,
     max_len: int,
 ) -> Compaction | None:
-    """Returns how the turn summarizes itself, if requested.
+    """Returns how the turn compacts its conversation, if requested.
 
-    ``groups``: groups of items, without those replaced by a compaction. ``render``: converts groups to a
-    prompt, which may be truncated to leave room for a summary.
+    ``groups``: converts items to groups, without those that a compaction replaces. ``render``: converts
+    groups to a prompt, which may be truncated to leave room for a summary.
     """
     threshold = request.compact_threshold(max_len)
     triggered = bool(items) and items[-1].item["type"] == TRIGGER

@@ -1,8 +1,8 @@
-"""Text as ``encrypted_content``: the summary of a conversation, kept by the client.
+"""``encrypted_content`` of text: the summary of a conversation, which the client keeps.
 
-Nothing is encrypted: what is inside was shown to the same client, or is its own conversation. The form is a
-version, then base64 of the compressed text. Older versions wrote reasoning in this form, too, and it is
-still read; now ``api.reasoning_tokens`` writes that.
+The text is not encrypted, because it comes from the client's own conversation. The format is a version, then
+base64 of the compressed text. Older versions also wrote reasoning in this format, which is still read;
+``api.reasoning_tokens`` now writes it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from chorale.errors import RequestError, invalid
 from chorale.store.protocol import Item
 
 _VERSION = "chorale1."
-MAX_BYTES = 4 * 2**20  # UTF-8 bytes of all such texts in a request: no context window holds more
-_MAX_SEALED = MAX_BYTES * 4 // 3 + 4096  # characters of an encoded text within the limit
+MAX_BYTES = 4 * 2**20  # UTF-8 bytes of all these texts in a request; more than any context window
+_MAX_SEALED = MAX_BYTES * 4 // 3 + 4096  # most characters of an encoded text within the limit
 
 
 class Budget:
-    """The bytes that the strings of one request may still unpack to."""
+    """The number of bytes that the texts of a request may still have, unpacked."""
 
     __slots__ = ("left",)
 
@@ -29,12 +29,12 @@ class Budget:
         self.left = left
 
 
-_BETWEEN = "\x1e"  # separates the texts of a compaction; ASCII's record separator
+_SEPARATOR = "\x1e"  # between the texts of a compaction; ASCII's record separator
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The replacement of a conversation. ``unanswered``: the user's last messages, verbatim."""
+    """The text of a compaction item. ``unanswered``: the user's last messages, verbatim."""
 
     summary: str
     unanswered: tuple[str, ...] = ()
@@ -42,11 +42,11 @@ class Compacted:
 
 def pack(compacted: Compacted) -> str:
     texts = (compacted.summary, *compacted.unanswered)
-    return _BETWEEN.join(text.replace(_BETWEEN, " ") for text in texts)
+    return _SEPARATOR.join(text.replace(_SEPARATOR, " ") for text in texts)
 
 
 def unpack(text: str) -> Compacted:
-    summary, *unanswered = text.split(_BETWEEN)
+    summary, *unanswered = text.split(_SEPARATOR)
     return Compacted(summary, tuple(unanswered))
 
 
@@ -55,9 +55,9 @@ def seal(text: str) -> str:
 
 
 def unseal(sealed: str, path: str, budget: Budget | None = None) -> str | None:
-    """Returns the text, or None for a string of another server. Unpacks no more than ``budget`` has left.
+    """Returns the text, or None for a string that is not from Chorale. Unpacks at most ``budget.left`` bytes.
 
-    Raises ``RequestError`` for a string of this server that is damaged or too long.
+    Raises ``RequestError`` for a string that is damaged or too long.
     """
     if not sealed.startswith(_VERSION):
         return None
@@ -81,7 +81,7 @@ def unseal(sealed: str, path: str, budget: Budget | None = None) -> str | None:
 
 def _too_long(path: str) -> RequestError:
     return RequestError(
-        f"{path}: the encrypted_content of a request may hold {MAX_BYTES // 2**20} MiB together",
+        f"{path}: all encrypted_content of a request may unpack to at most {MAX_BYTES // 2**20} MiB",
         param=path,
         code="string_above_max_length",
     )

@@ -1,4 +1,4 @@
-"""Readers of fields common to several kinds of items. Each raises ``RequestError`` with the path."""
+"""Readers of fields common to several kinds of items. Each raises ``RequestError`` with the field's path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 
 
 def read_id(item: Mapping[str, Any], prefix: str) -> str:
-    """Returns the item's id if it has a valid form, else a new one, since every listed item needs an id."""
+    """Returns the item's id if it is valid, else a new one, because every listed item needs an id."""
     item_id = item.get("id")
     return item_id if isinstance(item_id, str) and ITEM_ID.fullmatch(item_id) else new_id(prefix)
 
@@ -38,7 +38,7 @@ def read_type(part: Any, path: str) -> str:
 
 
 def read_parts(content: Any, role: str, path: str) -> list[dict[str, Any]]:
-    """Reads a string or a list of text parts as text parts of ``role``."""
+    """Converts a string or a list of text parts to text parts of ``role``."""
     if isinstance(content, str):
         return [_text_part(content, role)]
     if not isinstance(content, list):

@@ -1,8 +1,8 @@
 """Validation of input items and conversion to the form in which they are stored, listed and rendered.
 
-Clients return items as they received them, with or without null fields and ids, and with unknown keys; all of
-these are accepted. Unsupported content (images, files, calls of unavailable tools) is an error with type and
-index, never silently dropped.
+Clients return items as they received them, without null fields or ids, or with unknown keys; all of these are
+accepted. Unsupported content (images, files, calls of unavailable tools) is refused with its type and index,
+never silently dropped.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
 
 
 def same_output(stored: Item, given: Item) -> bool:
-    """Returns whether a client's item equals the model's output, so that its exact tokens can be used.
+    """Returns whether a client's item equals the model's output, so that its exact tokens can be replayed.
 
     Reasoning may be empty: clients that keep only ``encrypted_content`` strip it.
     """

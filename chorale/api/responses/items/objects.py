@@ -35,7 +35,7 @@ Status = str  # "in_progress" and the item statuses of chorale.turns.events
 
 
 def base_object(request: ResponsesRequest, prepared: Prepared, model: str, created: float) -> dict[str, Any]:
-    """Returns a response with all keys, in its state when the turn begins."""
+    """Returns a response object with all keys, as it is when the turn begins."""
     sampling = prepared.turn.sampling
     return {
         "id": prepared.turn.request_id,
@@ -100,10 +100,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def error_object(error: ChoraleError) -> dict[str, Any]:
-    """Returns the error.
-
-    ``code`` is from OpenAI's fixed list, which SDKs check; the message has the details.
-    """
+    """Returns a response's ``error``. Its ``code`` is from OpenAI's fixed list, which SDKs check."""
     code = "server_error"
     if isinstance(error, QueueFullError):
         code = "rate_limit_exceeded"
@@ -153,21 +150,21 @@ def item_object(opened: ItemOpened, status: Status, body: Any) -> Item:
         return call_object(opened, status, body)
     if opened.kind == "compaction":
         return compaction_object(opened.item_id, body)
-    raise ValueError(f"no form for an item of kind {opened.kind}")
+    raise ValueError(f"unknown kind of item: {opened.kind}")
 
 
 def is_void(item: FoldedItem) -> bool:
-    """Returns whether an item is incomplete and thus useless: half an approval request or half a summary."""
+    """Returns whether an item is an incomplete approval request or summary, which clients cannot use."""
     return item.kind in ("mcp_approval_request", "compaction") and item.status != "completed"
 
 
 def close_items(fold: Fold) -> list[Any]:
-    """The events that close what a turn left open, as incomplete."""
+    """Returns the events that close the open items of a turn as incomplete."""
     return [ItemClosed(i, "incomplete") for i, item in enumerate(fold.items) if item.status is None]
 
 
 class ResponseBuilder:
-    """The fold of a response's events, and all objects derived from it. Written only by its run."""
+    """Folds the events of a response, and builds all of its objects."""
 
     def __init__(
         self,
@@ -189,7 +186,7 @@ class ResponseBuilder:
 
     @staticmethod
     def of_stored(stored: StoredResponse, vocab: Vocabulary) -> ResponseBuilder:
-        """For the events of a background response that began before: its base is that of its beginning."""
+        """Returns a builder for the events of a stored background response, which starts as ``queued``."""
         begun = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
         base = {**stored.to_object(), **begun, "status": "queued", "output": []}
         asked = stored.body.get(RENDERING) or {}

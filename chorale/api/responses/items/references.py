@@ -1,4 +1,4 @@
-"""Resolution of input items from the store: references, and items that the model produced."""
+"""Looks up input items in the store: references, and items that the model produced."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from chorale.harmony.vocab import Vocabulary
 from chorale.store.protocol import Item, StoredItem
 from chorale.store.store import ResponseStore
 
-HEAVY_ITEMS = 64  # they may include encrypted_content, of which a few kB unpack to megabytes
+HEAVY_ITEMS = 64  # limit outside threads; a few kB of encrypted_content can unpack to megabytes
 
 
 async def resolve_items(
     store: ResponseStore, vocab: Vocabulary, items: list[Item], owner: bytes, path: str = "input"
 ) -> list[StoredItem]:
-    """Replaces references with their items, and adds exact token ids to items that the model produced."""
+    """Replaces references with the stored items, and adds token ids to items that the model produced."""
     wanted = [
         item["id"]
         for item in items

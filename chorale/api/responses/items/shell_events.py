@@ -1,7 +1,7 @@
 """CommandReader: incremental extraction of the commands from the arguments of a shell call.
 
-The arguments are ``{"commands": ["...", ...], ...}``. If they begin differently, no events are produced
-before their end; the finished item always has the commands.
+The arguments are ``{"commands": ["...", ...], ...}``. If they begin differently, the commands are
+reported only at their end, from the finished item.
 """
 
 from __future__ import annotations
@@ -24,75 +24,75 @@ _TEXT = re.compile(
 )
 _MAX_OPENING = 256  # characters
 
-News = tuple[str, int, str]  # ("added", "delta" or "done", number of the command, its text)
+CommandEvent = tuple[str, int, str]  # ("added", "delta" or "done"; index of the command; text)
 
 
 class CommandReader:
-    """Takes pieces of the arguments, then the commands of the finished item in ``finish``."""
+    """Converts pieces of the arguments to events. ``finish`` takes the commands of the finished item."""
 
     def __init__(self) -> None:
-        self._held = ""
+        self._unread = ""
         self._began = False
-        self._gone = False  # after the list, or the arguments have another form
+        self._finished = False  # the list has ended, or the arguments have another form
         self._is_open = False
         self._texts: list[str] = []
 
-    def feed(self, piece: str) -> Iterator[News]:
-        if self._gone:
+    def feed(self, piece: str) -> Iterator[CommandEvent]:
+        if self._finished:
             return
-        self._held += piece
+        self._unread += piece
         if not self._began:
-            opening = _OPENING.match(self._held)
+            opening = _OPENING.match(self._unread)
             if opening is None:
-                self._gone = len(self._held) > _MAX_OPENING
+                self._finished = len(self._unread) > _MAX_OPENING
                 return
-            self._began, self._held = True, self._held[opening.end() :]
+            self._began, self._unread = True, self._unread[opening.end() :]
         yield from self._read()
 
-    def _read(self) -> Iterator[News]:
-        while self._held and not self._gone:
+    def _read(self) -> Iterator[CommandEvent]:
+        while self._unread and not self._finished:
             if self._is_open:
-                found = _TEXT.match(self._held)
+                found = _TEXT.match(self._unread)
                 if found is not None:
                     yield self._lengthen(found.group())
-                    self._held = self._held[found.end() :]
-                if not self._held.startswith('"'):
-                    return  # in the middle of an escape
-                self._is_open, self._held = False, self._held[1:]
+                    self._unread = self._unread[found.end() :]
+                if not self._unread.startswith('"'):
+                    return  # the escape is incomplete
+                self._is_open, self._unread = False, self._unread[1:]
                 yield "done", len(self._texts) - 1, self._texts[-1]
                 continue
-            between = _BETWEEN.match(self._held)
+            between = _BETWEEN.match(self._unread)
             assert between is not None
-            self._held = self._held[between.end() :]
-            if self._held.startswith('"'):
-                self._is_open, self._held = True, self._held[1:]
+            self._unread = self._unread[between.end() :]
+            if self._unread.startswith('"'):
+                self._is_open, self._unread = True, self._unread[1:]
                 self._texts.append("")
                 yield "added", len(self._texts) - 1, ""
-            elif self._held:
-                self._gone = True
+            elif self._unread:
+                self._finished = True
 
-    def _lengthen(self, raw: str) -> News:
+    def _lengthen(self, raw: str) -> CommandEvent:
         text = str(loads(f'"{raw}"', strict=False))
         self._texts[-1] += text
         return "delta", len(self._texts) - 1, text
 
-    def finish(self, commands: Sequence[str]) -> Iterator[News]:
-        """Yields the remaining events; none if the streamed text does not match the final commands."""
-        told = self._texts
-        if len(told) > len(commands) or not all(map(str.startswith, commands, told)):
+    def finish(self, commands: Sequence[str]) -> Iterator[CommandEvent]:
+        """Yields the remaining events, or none if the streamed text differs from the final commands."""
+        streamed = self._texts
+        if len(streamed) > len(commands) or not all(map(str.startswith, commands, streamed)):
             return
-        num_done = len(told) - self._is_open
+        num_done = len(streamed) - self._is_open
         for number in range(num_done, len(commands)):
-            begun = told[number] if number < len(told) else ""
-            if number >= len(told):
+            prefix = streamed[number] if number < len(streamed) else ""
+            if number >= len(streamed):
                 yield "added", number, ""
-            if rest := commands[number][len(begun) :]:
+            if rest := commands[number][len(prefix) :]:
                 yield "delta", number, rest
             yield "done", number, commands[number]
 
 
-def event_of(news: News) -> tuple[str, dict[str, Any]]:
-    """Returns the event's type and its fields without ``output_index``."""
-    kind, number, text = news
+def stream_event(event: CommandEvent) -> tuple[str, dict[str, Any]]:
+    """Returns the type and the fields of a stream event, without ``output_index``."""
+    kind, number, text = event
     key = "delta" if kind == "delta" else "command"
     return f"response.shell_call_command.{kind}", {"command_index": number, key: text}

@@ -1,4 +1,4 @@
-"""item_text: the text of any item of a conversation."""
+"""item_text: returns the text of any item of a conversation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Conversion of items to a harmony conversation and to prompt token ids.
 
 Order: system, developer (instructions, leading system and developer texts, tools), then the items of the
-chain and of the input. Only this request's ``instructions`` apply. The model's output is replayed from its
+history and of the input. Only this request's ``instructions`` apply. The model's output is replayed from its
 exact token ids, so the prompt of the second turn begins with the prompt and output of the first. The outputs
 of a call follow it directly, regardless of the order in which the client sent them.
 """
@@ -44,7 +44,7 @@ Group = list[Message]  # messages that are kept or dropped together
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Stripped:
     """A conversation without the effort lines of its instructions and developer messages."""
 
     instructions: str | None
@@ -52,22 +52,22 @@ class Said:
     effort: ReasoningEffort | None  # from the last effort line
 
 
-def take_efforts(instructions: str | None, items: Sequence[StoredItem]) -> Said:
-    """Removes effort lines. Stored items are not modified but replaced in the list."""
+def take_efforts(instructions: str | None, items: Sequence[StoredItem]) -> Stripped:
+    """Removes effort lines. Does not modify the stored items."""
     kept, effort = list(items), None
     for position, stored in enumerate(items):
         if stored.item["type"] != "message" or stored.item["role"] not in ("system", "developer"):
             continue
-        text, said = take_effort(item_text(stored.item))
-        if said is not None:
+        text, found = take_effort(item_text(stored.item))
+        if found is not None:
             parts = [{"type": "input_text", "text": text}] if text else []
-            kept[position], effort = replace(stored, item={**stored.item, "content": parts}), said
-    text, said = take_effort(instructions or "")
-    return Said(text or None, kept, said or effort)
+            kept[position], effort = replace(stored, item={**stored.item, "content": parts}), found
+    text, found = take_effort(instructions or "")
+    return Stripped(text or None, kept, found or effort)
 
 
 def split_instructions(instructions: str | None, items: Sequence[StoredItem]) -> tuple[str | None, int]:
-    """Joins the instructions with leading system and developer texts. Returns the text and their number."""
+    """Joins the instructions with leading system and developer texts. Returns text and item count."""
     texts = [instructions] if instructions else []
     count = 0
     for stored in items:
@@ -81,9 +81,9 @@ def split_instructions(instructions: str | None, items: Sequence[StoredItem]) ->
 
 
 def to_groups(items: Sequence[StoredItem], freeform: Collection[str] = ()) -> list[Group]:
-    """Returns a group per item. Outputs join the group of their call, which ``check_outputs`` has verified.
+    """Returns a group per item. Outputs join the group of their call, which must exist (``check_outputs``).
 
-    ``freeform``: tools whose calls consist of plain input.
+    ``freeform``: prompt names of tools whose calls consist of plain input.
     """
     is_preamble = preambles(items)
     answers, called = approvals(items)
@@ -138,7 +138,7 @@ def _add_output(item: Item, calls: dict[str, tuple[str, Group]]) -> None:
 
 
 def _tools_message(item: Item) -> Message:
-    """Returns the message that declares tools at their place within the input."""
+    """Returns the message that declares tools at their position within the input."""
     functions, about = read_functions(item["tools"], "input.tools")
     tools = tuple(function.tool for function in functions)
     namespaces = (ToolNamespace(FUNCTIONS, about, tools),) if tools else ()
@@ -163,9 +163,9 @@ def preambles(items: Sequence[StoredItem]) -> list[bool]:
 
 def _compaction(item: Item) -> Group:
     compacted = unpack(item_text(item))
-    told = f"Summary of the conversation before this:\n\n{compacted.summary}"
+    summary = f"Summary of the conversation before this:\n\n{compacted.summary}"
     asked = [Message("user", text) for text in compacted.unanswered]
-    return [Message("developer", DeveloperContent(told)), *asked]
+    return [Message("developer", DeveloperContent(summary)), *asked]
 
 
 def _message(stored: StoredItem, is_preamble: bool, freeform: Collection[str]) -> Message | None:
@@ -209,9 +209,9 @@ class Window:
 def encode(
     head: Sequence[Message], groups: Sequence[Group], vocab: Vocabulary, rule: DropAnalysis, window: Window
 ) -> list[int]:
-    """Returns prompt ids.
+    """Returns the token ids of the prompt.
 
-    ``truncate`` drops the oldest groups until they fit. Raises ``ContextLengthError``.
+    ``window.truncate`` drops the oldest groups until the rest fits. Raises ``ContextLengthError``.
     """
 
     def render(kept: Sequence[Group]) -> list[int]:

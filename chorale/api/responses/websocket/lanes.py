@@ -32,9 +32,9 @@ class _Lane:
 
 
 class Lanes:
-    """The lanes of a connection. ``answer`` is called for each request in order and must not raise.
+    """The lanes of a connection. ``answer`` is called for each request of a lane in order; it must not raise.
 
-    ``max_bytes``: limit for all waiting requests. Requests without a name share a lane.
+    ``max_bytes``: limit of all waiting requests together. Requests without ``stream_id`` share a lane.
     """
 
     def __init__(self, answer: Callable[[Create], Awaitable[None]], max_bytes: int) -> None:
@@ -51,7 +51,7 @@ class Lanes:
             num_named = sum(name is not None for name in self._lanes)
             if create.lane is not None and num_named >= MAX_LANES:
                 raise RequestError(
-                    f"a connection has at most {MAX_LANES} different stream_id",
+                    f"a connection may use at most {MAX_LANES} values of stream_id",
                     param="stream_id",
                     code="websocket_stream_limit_reached",
                 )
@@ -77,7 +77,7 @@ class Lanes:
             lane.task = None
 
     def _take(self, lane: _Lane) -> Create | None:
-        if not lane.waiting:  # dropped while waiting
+        if not lane.waiting:  # dropped while waiting for a slot
             return None
         create = lane.waiting.popleft()
         self._num_waiting -= 1

@@ -2,9 +2,9 @@
 
 A client sends ``{"type": "response.create", ...}`` with the fields of the HTTP body, and receives the events
 of the SSE stream as text messages. Differences from HTTP: an error before a response begins is an ``error``
-event with the HTTP status; a failed response ends with ``response.failed`` alone, so that each request has
-exactly one last event; the first event has ``warnings`` of ignored fields; the newest response of each lane
-can be continued on the connection even if it is not stored; ``generate: false`` only computes the prompt.
+event with the HTTP status; a failed response ends with ``response.failed`` alone, so each request has exactly
+one terminal event; the first event lists ignored fields in ``warnings``; the newest response of each
+lane can be continued even if it is not stored; ``generate: false`` only fills the prefix cache.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from chorale.tracing.ignored import header, warnings
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 1024  # of one HTTP process
-MAX_SECONDS = 3600.0  # of one connection
-_LANE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")  # as the OpenAI SDK has it
+MAX_CONNECTIONS = 1024  # per HTTP process
+MAX_SECONDS = 3600.0  # maximum age of a connection
+_LANE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")  # the rule of the OpenAI SDK
 
 
 def routes(state: ServerState) -> list[BaseRoute]:
@@ -78,12 +78,12 @@ class Session:
         head = Request({**scope, "type": "http"})
         self._owner: bytes = head.state.owner
         self._connection_id: str = head.state.request_id
-        self._numbers = itertools.count(1)  # of the responses, for their request ids
+        self._numbers = itertools.count(1)  # response numbers, part of the request ids
         self._dialect = dialect_of(head, state.config)
         self._lanes = Lanes(self._answer, state.config.max_body_bytes)
-        # By lane: the newest response that is not stored, and its whole conversation.
+        # The newest response of each lane, unless it is stored, and its whole conversation.
         self._recent: dict[str | None, tuple[str, tuple[StoredItem, ...]]] = {}
-        self._closing: ChoraleError | None = None  # the error for further requests
+        self._closing: ChoraleError | None = None  # error for further requests, once they are refused
 
     async def run(self, going_away: asyncio.Event, max_seconds: float) -> None:
         reading = asyncio.create_task(self._read())
@@ -93,14 +93,14 @@ class Session:
                 (reading, leaving), timeout=max_seconds, return_when=asyncio.FIRST_COMPLETED
             )
             if reading not in done:
-                await self._say_goodbye(reading, expired=not done)
+                await self._drain(reading, expired=not done)
         finally:
             for task in (reading, leaving):
                 task.cancel()
             await asyncio.gather(reading, leaving, return_exceptions=True)
             await self._lanes.cancel()
 
-    async def _say_goodbye(self, reading: asyncio.Task[None], *, expired: bool) -> None:
+    async def _drain(self, reading: asyncio.Task[None], *, expired: bool) -> None:
         """Lets running responses finish; refuses waiting and further requests."""
         code, self._closing = (1000, connection_limit()) if expired else (1001, shutting_down())
         for create in self._lanes.drop_waiting():
@@ -167,7 +167,7 @@ class Session:
             async with aclosing(run.stream(options) if generate else run.warm_up(options)) as stream:
                 async for frames in stream:
                     for kind, data in frames:
-                        # The terminal event says why, and is the one that clients wait for.
+                        # Clients wait for the terminal event, which has the same message.
                         if kind != b"error":
                             await self._send_event(data, create.lane, warned)
                             warned = []
@@ -176,7 +176,7 @@ class Session:
         self._remember(run, create.lane, fields.previous_response_id)
 
     def _known(self, response_id: str | None) -> tuple[StoredItem, ...] | None:
-        """Returns the conversation of a response that only this connection has."""
+        """Returns the conversation of an unstored response of this connection, or None."""
         return next((items for known, items in self._recent.values() if known == response_id), None)
 
     def _remember(self, run: Run, lane: str | None, previous: str | None) -> None:
@@ -196,13 +196,13 @@ class Session:
     # ------------------------------------------------------------------ out
 
     async def _fail(self, error: ChoraleError, lane: str | None) -> None:
-        told: dict[str, Any] = error.to_dict()
+        payload: dict[str, Any] = error.to_dict()
         retry_after = error_response(error).headers.get("retry-after")
         if retry_after is not None:
-            told["headers"] = {"retry-after": retry_after}
-        # OpenAI's status on a WebSocket, where this is a cache miss; over HTTP it is a 404.
+            payload["headers"] = {"retry-after": retry_after}
+        # OpenAI's WebSocket mode has status 400 for an unknown previous response; HTTP has 404.
         status = 400 if error.code == PreviousResponseNotFoundError.default_code else error.status
-        await self._send_event(encode({"type": "error", "status": status, "error": told}), lane)
+        await self._send_event(encode({"type": "error", "status": status, "error": payload}), lane)
 
     async def _send_event(self, data: bytes, lane: str | None, warned: Sequence[str] = ()) -> None:
         if warned:

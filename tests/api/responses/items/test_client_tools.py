@@ -1,4 +1,4 @@
-"""Tools that the client runs: custom, shell, patches, namespaces, tool search; both ways and replayed."""
+"""Client-side tools (custom, shell, patches, namespaces, tool search): calls, outputs and replay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from openai.types.responses import Response
 
 from chorale.api.responses.items.client_calls import call_object
-from chorale.api.responses.items.shell_events import CommandReader, News
+from chorale.api.responses.items.shell_events import CommandEvent, CommandReader
 from chorale.turns.events import ItemOpened
 from tests.support.responses import ANSWER, TOOL, fold_events, serve, tokens
 
@@ -37,7 +37,7 @@ def calls(name: str, body: str, kind: str = " <|constrain|>json") -> str:
 
 
 async def both(script: str, **body: Any) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
-    """(the one output item, the events, the prompt); stream and body must agree."""
+    """Returns the only output item, the events and the prompt. Checks that stream and body agree."""
     async with serve(script) as server:
         status, answer = await server.post(input="x", **body)
         assert status == 200, answer
@@ -52,7 +52,7 @@ async def both(script: str, **body: Any) -> tuple[dict[str, Any], list[dict[str,
         return item, events, server.prompt()
 
 
-async def test_a_custom_call_in_body_and_stream() -> None:
+async def test_a_custom_call_is_the_same_in_body_and_stream() -> None:
     text = 'line "one"\n\tzwei \u00fc \U0001f600'
     script = calls("note", '{"input": "line \\"one\\"\\n\\tzwei \\u00fc \\ud83d\\ude00"}')
     item, events, prompt = await both(script, tools=[CUSTOM])
@@ -79,12 +79,12 @@ async def test_a_custom_call_in_body_and_stream() -> None:
         ("", ""),
     ],
 )
-async def test_whatever_a_custom_call_holds_is_its_input(written: str, meant: str) -> None:
+async def test_any_text_of_a_custom_call_becomes_its_input(written: str, meant: str) -> None:
     item, _, _ = await both(calls("note", written), tools=[CUSTOM])
     assert item["input"] == meant
 
 
-async def test_a_grammar_makes_the_call_its_input() -> None:
+async def test_a_call_with_a_grammar_consists_of_plain_input() -> None:
     patch = "*** Begin Patch\n+x\n*** End Patch"
     async with serve(calls("apply_patch", patch, ""), ANSWER) as server:
         _, body = await server.post(input="x", tools=[PATCH])
@@ -115,7 +115,7 @@ async def test_a_grammar_makes_the_call_its_input() -> None:
         (5, "tools[0].format.type"),
     ],
 )
-async def test_formats_that_cannot_be_kept_are_named(form: Any, param: str) -> None:
+async def test_unsupported_formats_are_refused_with_their_path(form: Any, param: str) -> None:
     async with serve(ANSWER) as server:
         status, body = await server.post(input="x", tools=[{**CUSTOM, "format": form}])
         assert (status, body["error"]["param"]) == (400, param)
@@ -148,7 +148,7 @@ SHELLS: list[tuple[dict[str, Any], str, str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("tool", "name", "arguments", "key", "expected"), SHELLS)
-async def test_calls_come_back_in_their_own_form(
+async def test_each_kind_of_call_has_its_own_item_form(
     tool: dict[str, Any], name: str, arguments: str, key: str, expected: dict[str, Any]
 ) -> None:
     item, events, prompt = await both(calls(name, arguments), tools=[tool])
@@ -182,17 +182,17 @@ COMMANDS = [
 
 @pytest.mark.parametrize("arguments", COMMANDS)
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
-def test_commands_are_told_as_they_are_written_however_the_text_is_cut(arguments: str, size: int) -> None:
+def test_commands_are_streamed_for_any_split_of_the_arguments(arguments: str, size: int) -> None:
     reader = CommandReader()
-    news: list[News] = []
+    events: list[CommandEvent] = []
     for start in range(0, len(arguments), size):
-        news += reader.feed(arguments[start : start + size])
+        events += reader.feed(arguments[start : start + size])
     commands = call_object(
         ItemOpened(0, "sh_1", "shell_call", "shell", call_id="call_1"), "completed", arguments
     )["action"]["commands"]
-    news += reader.finish(commands)
+    events += reader.finish(commands)
     told: list[str] = []
-    for kind, number, text in news:
+    for kind, number, text in events:
         if kind == "added":
             assert number == len(told)
             told.append("")
@@ -203,7 +203,7 @@ def test_commands_are_told_as_they_are_written_however_the_text_is_cut(arguments
     is_cut = not commands and '["a"' in arguments
     if not is_cut and arguments.count("commands") == 1:
         assert told == commands
-        assert [kind for kind, _, _ in news if kind != "delta"] == ["added", "done"] * len(commands)
+        assert [kind for kind, _, _ in events if kind != "delta"] == ["added", "done"] * len(commands)
     for text in told:
         text.encode()
 
@@ -217,9 +217,7 @@ def test_commands_are_told_as_they_are_written_however_the_text_is_cut(arguments
         (SEARCH, '{"\\ud800":[{"a":"\\ud800"}]}'),
     ],
 )
-async def test_half_a_surrogate_pair_in_arguments_breaks_nothing(
-    tool: dict[str, Any], arguments: str
-) -> None:
+async def test_a_lone_surrogate_in_arguments_is_replaced(tool: dict[str, Any], arguments: str) -> None:
     item, _, _ = await both(calls(tool["type"], arguments), tools=[tool])
     assert "\ufffd" in json.dumps(item, ensure_ascii=False)
     assert item["status"] == "completed"
@@ -229,8 +227,8 @@ async def test_half_a_surrogate_pair_in_arguments_breaks_nothing(
     "written", ["", "{}", "null", '{"path":3,"diff":[],"type":"x","commands":4}', "[" * 3000]
 )
 @pytest.mark.parametrize("kind", ["apply_patch", "shell", "local_shell", "tool_search", "custom"])
-async def test_a_call_that_says_nothing_useful_can_be_sent_back(kind: str, written: str) -> None:
-    """As the client has it, with what it answered: the model then reads what was wrong."""
+async def test_a_useless_call_can_be_sent_back_with_its_output(kind: str, written: str) -> None:
+    """The client sends the call back unchanged with its error, so that the model reads what was wrong."""
     tool = {"tool_search": SEARCH, "custom": CUSTOM}.get(kind, {"type": kind})
     answers: dict[str, Any] = {"local_shell": {"output": "no"}, "tool_search": {"tools": []}}
     answers |= {"apply_patch": {"status": "failed", "output": "no path"}, "custom": {"output": "no"}}
@@ -265,7 +263,7 @@ OUTPUTS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("tool", "name", "arguments", "key", "expected"), SHELLS)
 @pytest.mark.parametrize("by_id", [True, False])
-async def test_outputs_follow_their_calls_and_tokens_are_replayed(
+async def test_outputs_follow_the_replayed_tokens_of_their_calls(
     tool: dict[str, Any], name: str, arguments: str, key: str, expected: dict[str, Any], by_id: bool
 ) -> None:
     script = calls(name, arguments)
@@ -275,7 +273,7 @@ async def test_outputs_follow_their_calls_and_tokens_are_replayed(
         _, first = await server.post(input="x", tools=[tool])
         [item] = first["output"]
         output = {"type": kind, "call_id": item["call_id"], **fields}
-        if name == "local_shell":  # the form of the SDK's types
+        if name == "local_shell":  # the SDK's types have it in ``id``
             output["id"] = output.pop("call_id")
         if by_id:
             continued: dict[str, Any] = {"input": [output], "previous_response_id": first["id"]}
@@ -292,7 +290,7 @@ async def test_outputs_follow_their_calls_and_tokens_are_replayed(
 
 
 @pytest.mark.parametrize(("tool", "name", "arguments", "key", "expected"), SHELLS)
-async def test_a_call_of_another_server_is_rendered(
+async def test_a_call_of_another_server_is_rendered_from_its_item(
     tool: dict[str, Any], name: str, arguments: str, key: str, expected: dict[str, Any]
 ) -> None:
     async with serve(ANSWER) as server:
@@ -302,7 +300,7 @@ async def test_a_call_of_another_server_is_rendered(
         assert f"to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>" in server.prompt()
 
 
-async def test_a_call_that_was_cut_is_incomplete() -> None:
+async def test_an_interrupted_call_is_incomplete() -> None:
     async with serve(
         '<|channel|>commentary to=functions.shell <|constrain|>json<|message|>{"commands":["l'
     ) as server:
@@ -315,7 +313,7 @@ async def test_a_call_that_was_cut_is_incomplete() -> None:
         )
 
 
-async def test_tools_of_a_namespace() -> None:
+async def test_tools_of_a_namespace_have_prefixed_names_in_the_prompt() -> None:
     item, _, prompt = await both(calls("crm__lookup", "{}"), tools=[NAMESPACE, TOOL])
     assert (item["type"], item["name"], item["namespace"]) == ("function_call", "lookup", "crm")
     assert "// crm__*: Customers.\nnamespace functions {" in prompt
@@ -329,7 +327,7 @@ async def test_tools_of_a_namespace() -> None:
     )
 
 
-async def test_a_namespaced_call_is_replayed_under_its_name() -> None:
+async def test_a_namespaced_call_is_rendered_under_its_prefixed_name() -> None:
     async with serve(ANSWER) as server:
         made = {
             "type": "function_call",
@@ -344,7 +342,7 @@ async def test_a_namespaced_call_is_replayed_under_its_name() -> None:
         assert "<|start|>functions.crm__lookup to=assistant" in server.prompt()
 
 
-async def test_loaded_tools_may_be_called_and_chosen() -> None:
+async def test_tools_declared_in_the_input_may_be_called_and_chosen() -> None:
     async with serve(calls("get_weather", '{"city":"Rome"}')) as server:
         listed = {"type": "additional_tools", "role": "developer", "tools": [TOOL]}
         _, body = await server.post(
@@ -369,7 +367,7 @@ async def test_loaded_tools_may_be_called_and_chosen() -> None:
           {"type": "custom", "name": "note"}]}, ["shell", "note"]),
     ],
 )  # fmt: skip
-async def test_choices_of_every_kind(choice: Any, names: list[str]) -> None:
+async def test_every_kind_of_tool_choice_limits_the_callable_tools(choice: Any, names: list[str]) -> None:
     async with serve(ANSWER) as server:
         tools = [CUSTOM, {"type": "shell"}, {"type": "apply_patch"}, NAMESPACE, TOOL]
         status, body = await server.post(input="x", tools=tools, tool_choice=choice)
@@ -379,7 +377,7 @@ async def test_choices_of_every_kind(choice: Any, names: list[str]) -> None:
         found = {n for n in ("note", "shell", "apply_patch", "crm__lookup", "crm__note", "get_weather")
                  if f" to=functions.{n}\\" in grammar}  # fmt: skip
         assert found == set(names)
-        assert "crm__lookup" in server.prompt()  # all stay rendered, for the prefix cache
+        assert "crm__lookup" in server.prompt()  # all tools stay in the prompt, for the prefix cache
 
 
 @pytest.mark.parametrize(
@@ -400,7 +398,7 @@ async def test_choices_of_every_kind(choice: Any, names: list[str]) -> None:
         {"type": "function"},
     ],
 )
-async def test_choices_that_nothing_can_take(choice: Any) -> None:
+async def test_invalid_tool_choices_are_refused(choice: Any) -> None:
     async with serve(ANSWER) as server:
         status, body = await server.post(input="x", tools=[CUSTOM, TOOL], tool_choice=choice)
         assert (status, body["error"]["param"]) == (400, "tool_choice"), body
@@ -419,13 +417,13 @@ async def test_choices_that_nothing_can_take(choice: Any) -> None:
         ({"type": "tool_search", "execution": "client", "parameters": 5}, "tools[0].parameters"),
     ],
 )
-async def test_declarations_that_are_wrong(tool: dict[str, Any], param: str) -> None:
+async def test_invalid_tools_are_refused(tool: dict[str, Any], param: str) -> None:
     async with serve(ANSWER) as server:
         status, body = await server.post(input="x", tools=[tool])
         assert (status, body["error"]["param"]) == (400, param), body
 
 
-async def test_demanded_arguments_are_an_object_also_where_null_may_be() -> None:
+async def test_required_calls_have_an_object_as_arguments_even_if_null_is_allowed() -> None:
     tool = {"type": "function", "name": "f", "parameters": {"type": ["object", "null"]}}
     async with serve(calls("f", "{}")) as server:
         status, _ = await server.post(input="x", tools=[tool], tool_choice="required")
