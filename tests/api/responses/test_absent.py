@@ -1,4 +1,4 @@
-"""Keys that are left out where they have no value, and summaries, which are there if they were asked for."""
+"""Optional fields, which are left out or empty unless requested, and the forms of each dialect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GIVEN: dict[str, Any] = {
 
 
 def reasoning_items(value: Any) -> list[dict[str, Any]]:
-    """Every reasoning item within a JSON value."""
+    """Returns all reasoning items within a JSON value."""
     if isinstance(value, list):
         return [item for entry in value for item in reasoning_items(entry)]
     if not isinstance(value, dict):
@@ -32,7 +32,7 @@ def reasoning_items(value: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_reasoning_has_no_encrypted_content_unless_it_is_asked_for(dialect: str) -> None:
+async def test_reasoning_has_encrypted_content_only_on_request(dialect: str) -> None:
     headers = {"x-responses-dialect": dialect}
     async with serve(HELLO) as server:
         answer = await server.http.post("/v1/responses", json={"input": "hi"}, headers=headers)
@@ -50,8 +50,8 @@ async def test_reasoning_has_no_encrypted_content_unless_it_is_asked_for(dialect
         assert SEALED in reasoning_items(parse_sse(streamed.content)[-1])[0]
 
 
-async def test_a_summary_is_there_if_it_was_asked_for() -> None:
-    """OpenAI gives summaries to requests that ask for one, and clients that show only those ask."""
+async def test_reasoning_has_a_summary_only_on_request() -> None:
+    """OpenAI returns summaries only on request; clients that show only summaries request them."""
     async with serve(CALL, HELLO, HELLO, HELLO) as server:
         ask = {"input": "hi", "tools": [TOOL], "reasoning": {"summary": "auto"}}
         events = await server.events(**ask)
@@ -67,13 +67,13 @@ async def test_a_summary_is_there_if_it_was_asked_for() -> None:
         status, body = await server.post(input="hi", **older)
         assert body["output"][0]["summary"] == [{"type": "summary_text", "text": "Say hi."}]
         assert body["reasoning"]["summary"] == "concise"
-        # Sent back, it is replayed as it was.
+        # Items with a summary can be sent back.
         _, last = await server.post(input=[*body["output"], {"role": "user", "content": "go on"}])
         assert status == 200
         assert last["status"] == "completed"
 
 
-async def test_a_background_response_streams_the_summary_that_it_was_asked_for() -> None:
+async def test_a_background_response_streams_the_requested_summary() -> None:
     async with serve(HELLO) as server:
         made = (await server.post(input="hi", background=True, reasoning={"summary": "auto"}))[1]
         streamed = await server.http.get(f"/v1/responses/{made['id']}?stream=true")
@@ -88,7 +88,7 @@ async def test_a_background_response_streams_the_summary_that_it_was_asked_for()
         assert fold_events(parse_sse(streamed.content))["output"][0]["summary"] == []
 
 
-async def test_open_responses_has_its_error_one_level_down() -> None:
+async def test_open_responses_nests_the_fields_of_the_error_event() -> None:
     async with serve(Script(tokens(HELLO)[:3], error=EngineDeadError("it died"))) as server:
         ask = {"input": "hi", "stream": True}
         headers = {"x-responses-dialect": "open-responses"}
@@ -105,8 +105,8 @@ async def test_open_responses_has_its_error_one_level_down() -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_streams_end_with_done_in_open_responses_only(dialect: str) -> None:
-    """Its specification demands the literal string; OpenAI's streams end with their last event."""
+async def test_only_open_responses_streams_end_with_done(dialect: str) -> None:
+    """The Open Responses specification requires the string; OpenAI's streams end with the last event."""
     headers = {"x-responses-dialect": dialect}
     async with serve(HELLO) as server:
         posted = await server.http.post(

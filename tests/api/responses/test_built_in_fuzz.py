@@ -1,4 +1,4 @@
-"""Whatever a request says of built-in tools and of their items: an answer, or a 400 that names the place."""
+"""Random built-in tools and items of them get an answer, or a 400 that names the invalid field."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def objects(keys: dict[str, list[str]]) -> st.SearchStrategy[dict[str, Any]]:
     JSON | st.fixed_dictionaries({"type": st.sampled_from(["mcp", "web_search", "allowed_tools"])}),
     st.dictionaries(st.sampled_from(["search_context_size", "user_location", "type"]), JSON, max_size=2),
 )
-def test_no_request_is_a_server_error(
+def test_no_request_causes_a_server_error(
     tools: list[Any], items: list[Any], choice: Any, options: dict[str, Any]
 ) -> None:
     async def main() -> None:
@@ -91,8 +91,8 @@ async def check(server: Server, path: str, body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "asked", [{}, {"container": None}, {"container": {"type": "auto", "memory_limit": "1g"}}]
 )
-async def test_a_code_interpreter_is_shown_with_its_container(asked: dict[str, Any]) -> None:
-    """OpenAI's type requires the container that a request may leave out here."""
+async def test_a_code_interpreter_is_shown_with_a_container(asked: dict[str, Any]) -> None:
+    """OpenAI's type requires a container, which requests to this server may omit."""
     async with tools_served(FINAL) as server:
         body = await server.respond(input="x", tools=[{"type": "code_interpreter", **asked}])
         (shown,) = body["tools"]

@@ -1,6 +1,6 @@
-"""With tools: whatever the rounds hold and however their tokens are cut, the stream folds to the body.
+"""With tools, the stream folds to the body for random rounds and any split of their tokens.
 
-And each prompt continues the one before: it is that prompt, what was written of it, and what a tool said.
+Each prompt begins with the previous prompt, followed by the model's output and the tool's result.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TOOLS = [WEB, CODE, MCP]
 
 @st.composite
 def turns(draw: st.DrawFn) -> list[list[int]]:
-    """Token ids of rounds; the engine stops at a stop id, so a round ends with its first."""
+    """Draws the token ids of rounds. A round ends with its first stop id, where the engine stops."""
     rounds = []
     for messages in draw(st.lists(MESSAGES, min_size=1, max_size=4)):
         tokens = [token for head, text, end in messages for token in ids(head + text + end)]

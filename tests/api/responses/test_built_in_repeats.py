@@ -1,4 +1,4 @@
-"""A background response whose tool may have changed something is not begun again; one that searched is."""
+"""A background response is not resumed if its tool may have had side effects; searches have none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEARCH = '<|channel|>analysis to=browser.search code<|message|>{"query": "tides"
 
 
 @pytest.mark.parametrize(("call", "tool", "repeatable"), [(PYTHON, CODE, False), (SEARCH, WEB, True)])
-async def test_the_store_knows_before_a_tool_runs(call: str, tool: dict[str, Any], repeatable: bool) -> None:
+async def test_repeatability_is_stored_in_advance(call: str, tool: dict[str, Any], repeatable: bool) -> None:
     running, kept = asyncio.Event(), list[bool]()
 
     async def hang(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:

@@ -28,12 +28,12 @@ def kinds(body: dict[str, Any]) -> list[str]:
     return [item["type"] for item in body["output"]]
 
 
-def inside(item: dict[str, Any]) -> Compacted:
+def unsealed(item: dict[str, Any]) -> Compacted:
     assert set(item) == {"id", "type", "encrypted_content"}
     return unpack(unseal(item["encrypted_content"], "x") or "")
 
 
-async def test_a_long_conversation_is_summed_up_and_the_answer_follows_from_the_summary() -> None:
+async def test_a_long_conversation_is_summarized_before_the_answer() -> None:
     async with serve(HELLO, SUMMARY, HELLO, HELLO) as server:
         _, first = await server.post(input="an old story", instructions="Be kind.")
         events = await server.events(
@@ -49,7 +49,7 @@ async def test_a_long_conversation_is_summed_up_and_the_answer_follows_from_the_
             "response.compaction.compacting",
             "response.output_item.done",
         ]
-        assert inside(body["output"][0]) == Compacted("They said hi.", ("and now?",))
+        assert unsealed(body["output"][0]) == Compacted("They said hi.", ("and now?",))
 
         asked = server.prompt(1)
         assert asked.index("Hi there!") < asked.index("and now?") < asked.index("Summarize this")
@@ -61,7 +61,7 @@ async def test_a_long_conversation_is_summed_up_and_the_answer_follows_from_the_
         assert usage["input_tokens"] == len(server.prompt_ids(1)) + len(server.prompt_ids(2))
         assert usage["output_tokens"] == len(tokens(SUMMARY)) + len(tokens(HELLO))
 
-        # What is before the compaction is gone for good, and what is behind it is replayed exactly.
+        # Items before the compaction are never rendered again; those after it are replayed exactly.
         await server.post(
             input="go on",
             instructions="Be kind.",
@@ -74,7 +74,7 @@ async def test_a_long_conversation_is_summed_up_and_the_answer_follows_from_the_
 
 
 @pytest.mark.parametrize("pruned", [False, True])
-async def test_stateless_clients_may_drop_what_is_before_the_compaction(pruned: bool) -> None:
+async def test_stateless_clients_may_drop_the_items_before_the_compaction(pruned: bool) -> None:
     async with serve(SUMMARY, HELLO) as server:
         history = [
             {"role": "user", "content": "an old story"},
@@ -91,7 +91,7 @@ async def test_stateless_clients_may_drop_what_is_before_the_compaction(pruned: 
         assert order == sorted(order)
 
 
-async def test_body_stream_background_and_conversation_are_the_same() -> None:
+async def test_body_stream_background_and_conversation_have_equal_output() -> None:
     history = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     ask = {"input": [*history, {"role": "user", "content": "c"}], **at(50)}
     bodies = []
@@ -114,17 +114,17 @@ async def test_body_stream_background_and_conversation_are_the_same() -> None:
     assert all(other == first for other in others)
 
 
-async def test_what_is_short_or_cannot_be_made_shorter_is_left_alone() -> None:
+async def test_short_conversations_and_single_messages_are_not_compacted() -> None:
     async with serve(HELLO) as server:
         _, first = await server.post(input="hi", **at(100_000))
         assert kinds(first) == ["reasoning", "message"]
         _, second = await server.post(input="word " * 2000, **at(100))
-        assert kinds(second) == ["reasoning", "message"], "one message has nothing before it"
+        assert kinds(second) == ["reasoning", "message"], "there is nothing before a single message"
         _, third = await server.post(input="hi", context_management=[])
         assert kinds(third) == ["reasoning", "message"]
 
 
-async def test_more_than_the_window_is_no_error_with_compaction() -> None:
+async def test_compaction_accepts_more_than_the_context_window() -> None:
     history: list[dict[str, Any]] = []
     for number in range(20):
         history += [
@@ -141,7 +141,7 @@ async def test_more_than_the_window_is_no_error_with_compaction() -> None:
         assert server.prompt(1).endswith("and now?<|end|><|start|>assistant")
 
 
-async def test_an_agents_question_stays_word_for_word_through_many_compactions() -> None:
+async def test_an_unanswered_question_is_kept_verbatim_by_every_compaction() -> None:
     async with serve(CALL, SUMMARY, CALL, AGAIN, ANSWER) as server:
         ask: dict[str, Any] = {"tools": [TOOL], **at(100)}
         _, body = await server.post(input="the weather in Paris, word for word", **ask)
@@ -151,20 +151,20 @@ async def test_an_agents_question_stays_word_for_word_through_many_compactions()
             status, body = await server.post(input=[result], previous_response_id=body["id"], **ask)
             assert status == 200, body
             assert body["output"][0]["type"] == "compaction"
-            assert inside(body["output"][0]).unanswered == ("the weather in Paris, word for word",)
+            assert unsealed(body["output"][0]).unanswered == ("the weather in Paris, word for word",)
             assert "x x x" in server.prompt(-2), "the summary has the tool's result"
             assert "x x x" not in server.prompt(), number
         assert body["output"][-1]["content"][0]["text"] == "21 °C in Paris."
 
 
-async def test_a_trigger_gives_the_summary_alone() -> None:
+async def test_a_compaction_trigger_returns_only_the_summary() -> None:
     async with serve(HELLO, SUMMARY, HELLO) as server:
         _, first = await server.post(input="an old story")
         trigger = [{"type": "compaction_trigger"}]
         events = await server.events(input=trigger, previous_response_id=first["id"])
         body = fold_events(events)
         assert (body["status"], kinds(body)) == ("completed", ["compaction"])
-        assert inside(body["output"][0]) == Compacted("They said hi."), "the story had its answer"
+        assert unsealed(body["output"][0]) == Compacted("They said hi."), "the story has been answered"
         assert body["usage"]["input_tokens"] == len(server.prompt_ids(1))
         await server.post(input="go on", previous_response_id=body["id"])
         assert "an old story" not in server.prompt()
@@ -173,8 +173,8 @@ async def test_a_trigger_gives_the_summary_alone() -> None:
         )
 
 
-async def test_tools_and_calls_outlive_the_compaction() -> None:
-    """Tools that stand within the input, and a call whose output comes later."""
+async def test_compaction_keeps_declared_tools_and_unanswered_calls() -> None:
+    """The tools are declared within the input; the call's output comes after the compaction."""
     items = [
         {"role": "developer", "content": "Be brief."},
         {"type": "additional_tools", "role": "developer", "tools": [TOOL]},
@@ -193,7 +193,7 @@ async def test_tools_and_calls_outlive_the_compaction() -> None:
         assert "an old story" not in text
 
 
-async def test_a_summary_that_fails_fails_the_response() -> None:
+async def test_a_failed_summary_fails_the_response() -> None:
     history = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     ask = {"input": [*history, {"role": "user", "content": "c"}], **at(50)}
     for broken in (Script(tokens(THINK), error=EngineError("no")), "<|channel|>final<|message|><|return|>"):
@@ -207,7 +207,7 @@ async def test_a_summary_that_fails_fails_the_response() -> None:
             assert (body["status"], body["output"]) == ("failed", [])
 
 
-async def test_cancelling_during_the_summary_leaves_no_half_compaction() -> None:
+async def test_cancelling_during_the_summary_leaves_no_compaction_item() -> None:
     history = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     async with serve(Script(tokens(SUMMARY), delay=0.05)) as server:
         _, body = await server.post(
@@ -215,13 +215,13 @@ async def test_cancelling_during_the_summary_leaves_no_half_compaction() -> None
         )
         while not any(asked.request_id.endswith(".summary") for asked in server.client.requests):
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)  # two tokens of it
+        await asyncio.sleep(0.1)  # two tokens of the summary
         assert len(server.client.requests) == 1, "the summary is still being written"
         done = (await server.http.post(f"/v1/responses/{body['id']}/cancel")).json()
         assert (done["status"], done["output"]) == ("cancelled", [])
 
 
-async def test_what_is_refused() -> None:
+async def test_invalid_compaction_fields_are_refused() -> None:
     async with serve(HELLO) as server:
         for fields, param in (
             ({"context_management": [{"type": "clear_tool_uses"}]}, "context_management[0].type"),

@@ -1,4 +1,4 @@
-"""The stream's state machine, and stream == body, over well-formed and over random token streams."""
+"""The order of the stream's events, and the equality of the folded stream and the body."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REQUIRED_KEYS = {
 }  # fmt: skip
 
 
-async def test_the_events_of_an_answer() -> None:
+async def test_an_answer_has_all_events_in_order() -> None:
     async with serve(HELLO) as server:
         events = await server.events(input="hello")
         kinds = [event["type"].removeprefix("response.") for event in events]
@@ -55,7 +55,7 @@ async def test_the_events_of_an_answer() -> None:
         assert message["id"].startswith("msg_")
 
 
-async def test_usage_counts_everything_once() -> None:
+async def test_usage_counts_each_token_once() -> None:
     """Visible and reasoning tokens stay within the output; cached tokens are reported."""
     async with serve(HELLO, num_cached_tokens=16) as server:
         status, body = await server.post(input="hello")
@@ -110,14 +110,14 @@ async def test_an_engine_that_dies_ends_the_stream() -> None:
         assert error["error"]["code"] == "engine_restarted"
 
 
-async def test_an_engine_that_dies_before_the_first_token() -> None:
+async def test_an_engine_that_dies_before_the_first_token_fails_the_response() -> None:
     script = Script([], error=EngineDeadError("gone"))
     async with serve(script) as server:
         body = fold_events(await server.events(input="go"))
         assert (body["status"], body["output"]) == ("failed", [])
 
 
-async def test_log_probabilities_when_asked_for() -> None:
+async def test_log_probabilities_are_returned_on_request() -> None:
     include = ["message.output_text.logprobs"]
     async with serve(HELLO) as server:
         events = await server.events(input="go", include=include, top_logprobs=1)
@@ -142,7 +142,7 @@ async def test_reasoning_can_be_hidden() -> None:
         assert without_ids(whole) == without_ids(body)
 
 
-# What models write, well-formed or not; the properties of background responses are drawn from it.
+# Pieces of model output, well-formed or not, from which test_background_properties.py draws.
 PIECES = [
     "<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|start|>assistant", "<|constrain|>", "<|call|>",
     "<|return|>", "analysis", "final", "commentary", " to=functions.get_weather", " to=functions.other",

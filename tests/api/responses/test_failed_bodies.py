@@ -1,4 +1,4 @@
-"""However a response ends, its body and events have values of OpenAI's closed lists only."""
+"""The body and events of failed and incomplete responses only have values that the SDK's types allow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def calls(name: str, arguments: str) -> str:
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
 
 
-LASTS = {
+LAST_ITEMS = {
     "message": FINAL,
     "function_call": calls("get_weather", '{"city":"Paris"}'),
     "custom_tool_call": calls("note", '{"input":"a b c"}'),
@@ -60,9 +60,9 @@ def check_events(events: list[dict[str, Any]]) -> dict[str, Any]:
     return body
 
 
-@pytest.mark.parametrize("kind", LASTS)
-async def test_an_engine_that_dies_within_an_item(kind: str) -> None:
-    script = ids(THINK + LASTS[kind])
+@pytest.mark.parametrize("kind", LAST_ITEMS)
+async def test_an_engine_that_dies_within_an_item_fails_the_response(kind: str) -> None:
+    script = ids(THINK + LAST_ITEMS[kind])
     for end in range(1, len(script), 7):
         async with tools_served(Script(script[:end], error=EngineDeadError("gone"))) as server:
             body = check_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
@@ -70,9 +70,9 @@ async def test_an_engine_that_dies_within_an_item(kind: str) -> None:
             assert body["error"] == {"code": "server_error", "message": "gone"}
 
 
-@pytest.mark.parametrize("kind", LASTS)
-async def test_the_limit_falls_within_an_item(kind: str) -> None:
-    script = ids(THINK + LASTS[kind])
+@pytest.mark.parametrize("kind", LAST_ITEMS)
+async def test_a_token_limit_within_an_item_makes_the_response_incomplete(kind: str) -> None:
+    script = ids(THINK + LAST_ITEMS[kind])
     for end in range(1, len(script), 7):
         async with tools_served(Script(script[:end], finish_reason="length")) as server:
             body = check_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
@@ -81,23 +81,23 @@ async def test_the_limit_falls_within_an_item(kind: str) -> None:
             check_body(await server.respond(input="x", tools=TOOLS))
 
 
-@pytest.mark.parametrize("kind", LASTS)
-async def test_a_server_that_dies_within_an_item(kind: str) -> None:
-    """What another server makes of the events that were stored until then."""
-    async with tools_served(THINK + LASTS[kind], FINAL) as server:
+@pytest.mark.parametrize("kind", LAST_ITEMS)
+async def test_a_response_recovered_within_an_item_is_valid(kind: str) -> None:
+    """Another server ends the response from the events that were stored before the crash."""
+    async with tools_served(THINK + LAST_ITEMS[kind], FINAL) as server:
         made = await server.respond(input="x", tools=TOOLS, background=True)
         await server.state.background.drain()
-        page = await server.state.store.background.events(made["id"], b"", 0)
+        found = await server.state.store.background.events(made["id"], b"", 0)
         stored = await server.state.store.get(made["id"], b"")
-    assert page is not None
+    assert found is not None
     assert stored is not None
-    log = [event for chunk in page.chunks for event in read_chunk(chunk.data)]
-    # Between two deltas nothing but the length of the text differs.
+    log = [event for chunk in found.chunks for event in read_chunk(chunk.data)]
+    # Ends between two deltas are skipped, because they differ only in the length of the text.
     deltas = [isinstance(event, ItemDelta) for event in log]
     for end in (end for end in range(len(log)) if not (deltas[end - 1] and deltas[end])):
-        told = join([data for event in log[:end] if (data := pack(event)) is not None])
+        stored_events = join([data for event in log[:end] if (data := pack(event)) is not None])
         begun = replace(stored, output=())
-        failed, closing, _ = recovery(VOCAB)(begun, [told], "failed")
+        failed, closing, _ = recovery(VOCAB)(begun, [stored_events], "failed")
         translator = Translator(ResponseBuilder.of_stored(failed, VOCAB))
         frames = translator.start() + translator.feed(log[:end] + read_chunk(closing))
         frames += translator.finish(failed.to_object())
@@ -114,9 +114,9 @@ async def test_a_server_that_dies_within_an_item(kind: str) -> None:
         (ChoraleError("who knows", code="response_aborted"), "server_error"),
     ],
 )
-async def test_each_error_has_a_code_of_the_list_and_says_what_it_was(error: ChoraleError, code: str) -> None:
+async def test_each_error_has_a_listed_code_and_its_own_message(error: ChoraleError, code: str) -> None:
     async with tools_served(Script(ids(THINK), error=error)) as server:
         events = parse_sse(await server.stream(input="x"))
         body = check_events(events)
         assert body["error"] == {"code": code, "message": error.message}
-        assert events[-2]["code"] == error.code, "the error event has no closed list"
+        assert events[-2]["code"] == error.code, "codes of the error event are not limited to a list"

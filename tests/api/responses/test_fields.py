@@ -1,4 +1,4 @@
-"""Every field is honoured, refused by name, or harmless for a stated reason."""
+"""Every field is supported, refused by name, or harmless for a stated reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chorale.errors import RequestError
 from tests.support.responses import CALL, HELLO, MODEL, TOOL, serve
 
 
-def test_every_field_of_the_sdk_has_a_verdict() -> None:
+def test_every_field_of_the_sdk_is_supported_harmless_or_refused() -> None:
     known = {*ResponsesRequest.model_fields, *HARMLESS, *REFUSED}
     assert sorted(set(ResponseCreateParamsStreaming.__annotations__) - known) == []
     assert not set(ResponsesRequest.model_fields) & {*HARMLESS, *REFUSED}
@@ -64,7 +64,7 @@ def test_every_field_of_the_sdk_has_a_verdict() -> None:
         ("chat_template_kwargs", {"builtin_tools": 5}, "chat_template_kwargs.builtin_tools", "invalid_type"),
     ],
 )  # fmt: skip
-def test_what_is_refused(field: str, value: Any, param: str, code: str | None) -> None:
+def test_invalid_fields_are_refused(field: str, value: Any, param: str, code: str | None) -> None:
     def read() -> None:
         request = parse_request({"input": "x", field: value})
         read_rules(request, read_tools(request.tools, request.tool_choice))
@@ -89,7 +89,7 @@ def test_what_is_refused(field: str, value: Any, param: str, code: str | None) -
         {"structured_outputs": None, "kv_transfer_params": {}, "prompt_cache_retention": "24h"},
     ],
 )  # fmt: skip
-def test_what_asks_for_nothing_is_let_through(extra: dict[str, Any]) -> None:
+def test_neutral_and_harmless_values_are_accepted(extra: dict[str, Any]) -> None:
     assert parse_request({"input": "x", **extra}).input is not None
 
 
@@ -134,7 +134,7 @@ async def test_a_line_of_the_instructions_sets_the_effort() -> None:
     async with serve(*[HELLO] * 4) as server:
         _, body = await server.post(input="x", instructions="Reasoning: high\nBe kind.")
         assert body["reasoning"]["effort"] == "high"
-        assert body["instructions"] == "Reasoning: high\nBe kind."  # as it was sent
+        assert body["instructions"] == "Reasoning: high\nBe kind."  # unchanged
         assert "Reasoning: high\n\n# Valid channels" in server.prompt()
         assert "# Instructions\n\nBe kind.<|end|>" in server.prompt()
         _, body = await server.post(input=[system, user])
@@ -148,7 +148,7 @@ async def test_a_line_of_the_instructions_sets_the_effort() -> None:
         assert "Reasoning: high\n\n# Valid channels" in server.prompt()
 
 
-async def test_what_agents_declare_by_default_is_left_out_beside_their_own_tools(
+async def test_unavailable_built_in_tools_are_left_out_if_there_are_functions(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with serve(CALL) as server:
@@ -169,7 +169,7 @@ async def test_what_agents_declare_by_default_is_left_out_beside_their_own_tools
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_input_that_is_too_long(stream: bool) -> None:
+async def test_an_input_that_is_too_long_is_refused_or_truncated(stream: bool) -> None:
     long: list[Any] = []
     for n in range(40):
         long.append({"role": "user", "content": f"question {n} " + "word " * 50})
@@ -195,7 +195,7 @@ async def test_an_input_that_is_too_long(stream: bool) -> None:
         assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
 
 
-async def test_methods_and_paths() -> None:
+async def test_responses_can_be_read_and_deleted_by_id() -> None:
     async with serve(HELLO) as server:
         for path in ("/v1/responses/nonsense", "/v1/responses/resp_" + "0" * 32):
             for method in ("GET", "DELETE"):

@@ -1,4 +1,4 @@
-"""Whatever a client asks about state, the reply is an answer or an error: never a 5xx."""
+"""Random requests about stored state get an answer or a 4xx, never a 5xx."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ODD: list[Any] = [
 
 
 def mutate(rng: random.Random, value: Any) -> Any:
-    """Replace, remove or duplicate something, anywhere inside."""
+    """Replaces, removes or duplicates a random value within ``value``."""
     if isinstance(value, dict) and value and rng.random() < 0.85:
         key = rng.choice(list(value))
         if rng.random() < 0.1:
@@ -62,8 +62,8 @@ QUERIES = [
 VALUES = ["true", "1", "-1", "9" * 30, "", "x", "é", "asc", "desc", "resp_" + "0" * 32, "\x00", "٣"]
 
 
-async def test_no_question_about_state_is_a_server_error() -> None:
-    """Conversations, compaction, cancel, and every query string, mutated."""
+async def test_no_stateful_request_causes_a_server_error() -> None:
+    """Mutates requests for conversations, compaction and responses, and query strings."""
     rng = random.Random(12)
     async with serve(CALL, tokens_per_step=64) as server:
         item = {"type": "message", "role": "user", "content": "hi"}
@@ -93,7 +93,7 @@ async def test_no_question_about_state_is_a_server_error() -> None:
                 query = {rng.choice(QUERIES): rng.choice(VALUES) for _ in range(rng.randrange(3))}
                 answer = await server.http.get(rng.choice(reads), params=query)
             statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
-            # 500: a compaction for which the scripted model, which only calls tools, wrote no summary
+            # Compaction is a 500, because the scripted model only calls tools and writes no summary.
             assert answer.status_code in (200, 400, 404, 429) or "no summary" in answer.text, answer.text
             if answer.status_code >= 400:
                 assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

@@ -1,4 +1,4 @@
-"""The unmodified OpenAI SDK against the server, in process: its stream state machine raises on violations."""
+"""The unmodified OpenAI SDK against the server in process; its stream parser raises for invalid streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SDK_TOOL: Any = TOOL
 
 
 def check_exact_prefix(server: Any, output_script: str) -> None:
-    """The second prompt begins with the first prompt and what the model said, token by token."""
+    """Checks that the second prompt begins with the tokens of the first prompt and of the model's output."""
     first, second = server.prompt_ids(0), server.prompt_ids(1)
     said = [*first, *tokens(output_script)]
     assert second[: len(said)] == said
@@ -26,7 +26,7 @@ def check_exact_prefix(server: Any, output_script: str) -> None:
     assert END in rest
 
 
-async def test_stripped_reasoning_is_found_again() -> None:
+async def test_stripped_reasoning_is_restored_from_the_store() -> None:
     """Clients that keep only encrypted_content send reasoning items back empty."""
     async with serve(CALL, ANSWER) as server:
         first = await server.sdk.responses.create(
@@ -46,7 +46,7 @@ async def test_stripped_reasoning_is_found_again() -> None:
         check_exact_prefix(server, CALL)
 
 
-async def test_item_references() -> None:
+async def test_item_references_are_replaced_by_stored_items() -> None:
     async with serve(CALL, ANSWER) as server:
         first = await server.sdk.responses.create(model=MODEL, input="Weather?", tools=[SDK_TOOL])
         call = first.output[1]
@@ -72,7 +72,7 @@ async def test_item_references() -> None:
             )
 
 
-async def test_an_edited_answer_is_taken_as_edited() -> None:
+async def test_an_edited_answer_replaces_the_stored_one() -> None:
     async with serve(HELLO) as server:
         first = await server.sdk.responses.create(model=MODEL, input="hello")
         message = first.output[1].model_dump()
@@ -87,7 +87,7 @@ async def test_an_edited_answer_is_taken_as_edited() -> None:
         assert "Hi there!" not in server.prompt()
 
 
-async def test_input_items_page_by_page() -> None:
+async def test_input_items_are_listed_in_pages() -> None:
     async with serve(HELLO) as server:
         inputs: list[Any] = [{"role": "user", "content": f"number {n}"} for n in range(7)]
         response = await server.sdk.responses.create(model=MODEL, input=inputs)
@@ -101,7 +101,7 @@ async def test_input_items_page_by_page() -> None:
             assert texts == (expected if order == "asc" else expected[::-1])
 
 
-async def test_errors_are_typed() -> None:
+async def test_errors_raise_the_matching_sdk_exceptions() -> None:
     async with serve(HELLO) as server:
         with pytest.raises(openai.NotFoundError) as missing:
             await server.sdk.responses.create(model="other", input="x")

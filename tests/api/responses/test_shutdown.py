@@ -1,4 +1,4 @@
-"""SIGTERM while background responses run: they get the time that requests get, and wait for a server then."""
+"""SIGTERM while background responses run: they may finish within the timeout, else they are queued again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.server import listening, make_state
         (Script(tokens(HELLO)[:8], hang=True), True, "queued"),
     ],
 )
-async def test_a_drain(tmp_path: Path, script: Script, hurry: bool, status: str) -> None:
+async def test_a_drain_finishes_or_requeues(tmp_path: Path, script: Script, hurry: bool, status: str) -> None:
     store = str(tmp_path / "responses.sqlite3")
     client = ScriptedClient(lambda request, index: script)
     timeout = 60.0 if status == "completed" or hurry else 0.3
@@ -37,7 +37,7 @@ async def test_a_drain(tmp_path: Path, script: Script, hurry: bool, status: str)
             if hurry:
                 server.stop()
             await asyncio.wait_for(server.task, PATIENCE)
-        reopened = SqliteStore(store)  # what another process would see
+        reopened = SqliteStore(store)  # as another process would
         found = await reopened.get(made.json["id"], b"")
         assert found is not None
         assert found.status == status

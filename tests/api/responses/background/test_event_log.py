@@ -97,8 +97,8 @@ def test_every_event_is_equal_after_packing_and_reading() -> None:
 
 async def whole_log(server: Any, response_id: str) -> tuple[Any, list[LogEvent]]:
     stored = await server.state.store.get(response_id, b"")
-    page = await server.state.store.background.events(response_id, b"", 0)
-    return stored, [event for chunk in page.chunks for event in read_chunk(chunk.data)]
+    found = await server.state.store.background.events(response_id, b"", 0)
+    return stored, [event for chunk in found.chunks for event in read_chunk(chunk.data)]
 
 
 @pytest.mark.parametrize("more", [{}, {"include": ["message.output_text.logprobs"]}])
@@ -197,6 +197,6 @@ async def test_the_log_of_a_response_is_smaller_than_its_stream() -> None:
     async with tools_served(long) as server:
         live = await server.stream(input="x", background=True)
         made = json.loads(live.partition(b"data: ")[2].partition(b"\n")[0])["response"]
-        page = await server.state.store.background.events(made["id"], b"", 0)
-        assert page is not None
-        assert sum(len(chunk.data) for chunk in page.chunks) < len(live) / 5
+        found = await server.state.store.background.events(made["id"], b"", 0)
+        assert found is not None
+        assert sum(len(chunk.data) for chunk in found.chunks) < len(live) / 5

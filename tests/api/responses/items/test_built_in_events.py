@@ -1,4 +1,4 @@
-"""Responses: items and events of tools that run here, against the SDK's types; citations; replay."""
+"""Items and events of built-in tools, checked with the SDK's types; citations, replay and approvals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CITED_TEXT = f"A is B.{LINK} Not 【9†L1】 nor 【x】, but{LINK}"
 
 
 async def events_of(server: Server, **body: Any) -> list[dict[str, Any]]:
-    """The events of a stream, each of which the SDK's own types accept as it is."""
+    """Returns the events of a stream, validated by the SDK's types."""
     events = parse_sse(await server.stream(**body))
     for event in events:
         EVENT.validate_python(event, strict=False)
@@ -33,7 +33,7 @@ async def events_of(server: Server, **body: Any) -> list[dict[str, Any]]:
 
 
 def types(events: list[dict[str, Any]]) -> list[str]:
-    """Without the prefix, runs of deltas as one."""
+    """Returns the types of events without their prefix, with consecutive deltas as one."""
     found: list[str] = []
     for event in events:
         name = event["type"].removeprefix("response.")
@@ -102,7 +102,7 @@ async def server_get(server: Server, response_id: str) -> tuple[int, Any]:
     return response.status_code, response.json()
 
 
-async def test_the_items_hold_what_they_should() -> None:
+async def test_items_contain_the_tool_results_on_request() -> None:
     async with tools_served(SEARCH, PYTHON, ECHO, FINAL) as server:
         body = await server.respond(input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
         listed, searched, computed, echoed, _ = body["output"]
@@ -124,7 +124,7 @@ async def test_the_items_hold_what_they_should() -> None:
         assert body["output"][1]["outputs"] is None
 
 
-async def test_deltas_come_as_the_model_writes_and_the_call_before_its_result() -> None:
+async def test_code_is_streamed_and_calls_are_added_before_their_results() -> None:
     async with tools_served(SEARCH, PYTHON, FINAL) as server:
         events = await events_of(server, input="x", tools=[WEB, CODE])
         code = [e["delta"] for e in events if e["type"].endswith("call_code.delta")]
@@ -137,7 +137,7 @@ async def test_deltas_come_as_the_model_writes_and_the_call_before_its_result() 
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 64])
-async def test_citations_are_right_in_the_stream_and_in_the_body(step: int) -> None:
+async def test_citations_have_equal_indices_in_stream_and_body(step: int) -> None:
     script = Script(ids(CITED), tokens_per_step=step)
     async with tools_served(SEARCH, script) as server:
         events = await events_of(server, input="x", tools=[WEB])
@@ -156,10 +156,10 @@ async def test_citations_are_right_in_the_stream_and_in_the_body(step: int) -> N
                 shown += event["delta"]
             elif event["type"] == "response.output_text.annotation.added":
                 cited = event["annotation"]
-                assert shown[cited["start_index"] : cited["end_index"]] == LINK, "the text comes first"
+                assert shown[cited["start_index"] : cited["end_index"]] == LINK, "text precedes annotations"
 
 
-async def test_the_next_turn_reads_the_marks_as_they_were_written() -> None:
+async def test_the_next_prompt_has_the_original_citation_marks() -> None:
     async with tools_served(SEARCH, CITED, FINAL) as server:
         body = await server.respond(input="x", tools=[WEB])
         more = [*body["output"], {"role": "user", "content": "more"}]
@@ -168,7 +168,7 @@ async def test_the_next_turn_reads_the_marks_as_they_were_written() -> None:
         assert "example.com/a)" not in server.prompt()
 
 
-async def test_json_answers_keep_their_marks() -> None:
+async def test_json_answers_keep_their_citation_marks() -> None:
     answer = '<|channel|>final<|message|>{"a":"x【0†L0】"}<|return|>'
     form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
     async with tools_served(SEARCH, answer) as server:
@@ -178,7 +178,7 @@ async def test_json_answers_keep_their_marks() -> None:
         assert part["annotations"] == []
 
 
-async def test_failures_are_events_and_statuses() -> None:
+async def test_tool_failures_appear_as_events_and_statuses() -> None:
     from tests.turns.tools.test_loop import failing
 
     tools = ScriptedService(failing("no network"))
@@ -194,7 +194,7 @@ async def test_failures_are_events_and_statuses() -> None:
         assert call["error"]["content"][0]["text"] == "no network"
 
 
-async def test_a_dead_server_is_listed_with_its_error_and_the_turn_goes_on() -> None:
+async def test_an_unreachable_mcp_server_is_listed_with_its_error() -> None:
     tools = ScriptedService(broken={"srv": "connection refused"})
     async with tools_served(FINAL, tools=tools) as server:
         events = await events_of(server, input="x", tools=[MCP])
@@ -214,8 +214,8 @@ async def test_a_dead_server_is_listed_with_its_error_and_the_turn_goes_on() -> 
 # --------------------------------------------------------------------------- replay
 
 
-async def test_items_replayed_by_hand_are_the_tokens_of_before() -> None:
-    """With ids, dumped whole or without nulls, the stored tokens stand for them."""
+async def test_items_sent_back_are_replayed_with_their_stored_tokens() -> None:
+    """Items with ids are replaced by their stored tokens, whether dumped with or without nulls."""
     for strip in (False, True):
         async with tools_served(THINK + SEARCH, PYTHON, ECHO, FINAL, FINAL) as server:
             tools = [WEB, CODE, MCP]
@@ -231,7 +231,7 @@ async def test_items_replayed_by_hand_are_the_tokens_of_before() -> None:
             assert kinds(body).count("mcp_list_tools") == 1
 
 
-async def test_items_of_another_server_say_what_they_can() -> None:
+async def test_items_of_another_server_are_rendered_from_their_fields() -> None:
     items = [
         {"role": "user", "content": "x"},
         {"type": "web_search_call", "id": "ws_a", "action": {"type": "search", "query": "cats"}},
@@ -263,7 +263,7 @@ async def test_items_of_another_server_say_what_they_can() -> None:
 ASKING = {**MCP, "require_approval": "always"}
 
 
-async def test_an_approval_ends_the_response_and_the_next_goes_on() -> None:
+async def test_an_approval_request_ends_the_response_and_the_next_one_runs_the_call() -> None:
     async with tools_served(THINK + ECHO, FINAL) as server:
         events = await events_of(server, input="x", tools=[ASKING])
         first = fold_events(events)
@@ -283,7 +283,7 @@ async def test_an_approval_ends_the_response_and_the_next_goes_on() -> None:
         reply = '<|start|>srv.echo to=assistant<|channel|>commentary<|message|>echo: {"text":"hi"}<|end|>'
         assert after == before + ids(THINK + ECHO + reply + "<|start|>assistant")
         assert second["usage"]["input_tokens"] == len(after)
-        # A third turn has the exchange once, where it was.
+        # The prompt of a third turn has the exchange once.
         await server.respond(
             input=[{"role": "user", "content": "y"}], previous_response_id=second["id"], tools=[ASKING]
         )
@@ -291,7 +291,7 @@ async def test_an_approval_ends_the_response_and_the_next_goes_on() -> None:
         assert len(server.tools.boxes[2].calls) == 0
 
 
-async def test_approvals_by_hand_and_without_a_store() -> None:
+async def test_approvals_work_without_a_store() -> None:
     async with tools_served(ECHO, FINAL) as server:
         first = await server.respond(input="x", tools=[ASKING], store=False)
         asked = first["output"][-1]
@@ -301,11 +301,11 @@ async def test_approvals_by_hand_and_without_a_store() -> None:
         assert kinds(second) == ["mcp_call", "message"]
         third = [user, *first["output"], answer, *second["output"], {"role": "user", "content": "y"}]
         last = await server.respond(input=third, tools=[ASKING], store=False)
-        assert kinds(last) == ["message"], "an approval runs its call once"
+        assert kinds(last) == ["message"], "an approval runs its call only once"
         assert server.prompt().count("echo: ") == 1
 
 
-async def test_a_refusal_is_what_the_model_reads() -> None:
+async def test_the_model_reads_a_refusal_with_its_reason() -> None:
     async with tools_served(ECHO, FINAL) as server:
         first = await server.respond(input="x", tools=[ASKING])
         answer = {
@@ -319,7 +319,7 @@ async def test_a_refusal_is_what_the_model_reads() -> None:
         assert "The user did not approve this call. Too early.<|end|>" in server.prompt()
 
 
-async def test_answers_to_nothing_are_refused() -> None:
+async def test_approvals_without_a_request_or_tool_are_refused() -> None:
     async with tools_served(ECHO, FINAL) as server:
         first = await server.respond(input="x", tools=[ASKING])
         request_id = first["output"][-1]["id"]
@@ -337,7 +337,7 @@ async def test_answers_to_nothing_are_refused() -> None:
 # --------------------------------------------------------------------------- the SDK itself
 
 
-async def test_the_sdk_streams_and_parses_it() -> None:
+async def test_the_sdk_streams_and_parses_built_in_tools() -> None:
     async with tools_served(THINK + SEARCH, PYTHON, ECHO, CITED) as server:
         sdk = openai.AsyncOpenAI(
             api_key="none", base_url="http://test/v1", http_client=server.http, max_retries=0
@@ -360,7 +360,7 @@ async def test_the_sdk_streams_and_parses_it() -> None:
         assert stored.output_text == CITED_TEXT
 
 
-async def test_the_state_of_tools_is_never_shown() -> None:
+async def test_tool_state_is_never_shown() -> None:
     async with tools_served(PYTHON, FINAL) as server:
         body = await server.respond(input="x", tools=[CODE])
         _, stored = await server_get(server, body["id"])
@@ -368,7 +368,7 @@ async def test_the_state_of_tools_is_never_shown() -> None:
         assert VOCAB.decode(server.client.requests[0].prompt_token_ids).count("num_calls") == 0
 
 
-async def test_a_call_that_is_approved_twice_does_not_run_twice() -> None:
+async def test_a_second_approval_of_a_call_is_refused() -> None:
     async with tools_served(ECHO, FINAL) as server:
         first = await server.respond(input="x", tools=[ASKING])
         answer = {

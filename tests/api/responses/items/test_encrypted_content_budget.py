@@ -1,4 +1,4 @@
-"""Sealed texts of one request share a budget: what is beyond it is never unpacked."""
+"""The sealed texts of a request share a budget, beyond which nothing is unpacked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOMB = "chorale1." + base64.b64encode(zlib.compress(b"a" * (MAX_BYTES - 1), 9)).
 
 
 class Meter:
-    """Stands for ``zlib``; counts what was unpacked."""
+    """Replaces ``zlib`` and counts the unpacked bytes."""
 
     error = zlib.error
 
@@ -40,7 +40,7 @@ class _Metered:
         return bool(self._inner.eof)
 
     def decompress(self, data: bytes, most: int) -> bytes:
-        assert most > 0, "0 is no bound"
+        assert most > 0, "0 means no limit"
         found: bytes = self._inner.decompress(data, most)
         self._meter.unpacked += len(found)
         return found
@@ -52,7 +52,7 @@ def item(kind: str, text: str = BOMB) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["reasoning", "compaction"])
 @pytest.mark.parametrize("count", [2, 25, 100, 3000])
-def test_however_many_items_no_more_than_the_budget_is_unpacked(
+def test_at_most_the_budget_is_unpacked_for_any_number_of_items(
     kind: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meter = Meter()
@@ -82,7 +82,7 @@ def test_the_budget_is_exact() -> None:
     assert unseal(seal(""), "x", budget) == ""
 
 
-def test_a_sealed_text_that_is_too_long_to_be_one_is_not_even_decoded(
+def test_a_sealed_text_over_the_limit_is_refused_before_decoding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(encrypted_content.base64, "b64decode", None)
@@ -91,15 +91,15 @@ def test_a_sealed_text_that_is_too_long_to_be_one_is_not_even_decoded(
     assert caught.value.code == "string_above_max_length"
 
 
-def test_a_text_of_the_whole_budget_that_does_not_compress_is_read() -> None:
+def test_an_incompressible_text_of_the_whole_budget_is_read() -> None:
     text = base64.b64encode(zlib.compress(b"x") + bytes(range(256)) * 12_000).decode()[: MAX_BYTES - 1]
     assert unseal(seal(text), "x") == text
 
 
 @pytest.mark.parametrize("kind", ["reasoning", "compaction"])
-async def test_over_http_it_is_a_quick_400(kind: str) -> None:
+async def test_over_http_too_many_sealed_texts_are_refused_quickly(kind: str) -> None:
     async with serve(HELLO) as server:
-        began = time.process_time()  # of this process, which has client and server
+        began = time.process_time()  # CPU time of the process, which has client and server
         status, body = await server.post(input=[item(kind)] * 100)
         assert (status, body["error"]["code"]) == (400, "string_above_max_length"), json.dumps(body)
         assert time.process_time() - began < 5

@@ -1,4 +1,4 @@
-"""Items in, harmony messages out: nothing lost, nothing dropped in silence, calls and outputs paired."""
+"""Conversion of items to harmony messages: nothing is dropped silently, and outputs follow their calls."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def output(call_id: str, text: Any) -> dict[str, Any]:
 USER = {"role": "user", "content": "hi"}
 
 
-def test_two_calls_and_two_outputs_stand_in_pairs() -> None:
-    """Also when the outputs come back in another order."""
+def test_each_output_follows_its_call() -> None:
+    """Even if the client sends the outputs in another order."""
     for outputs in ([output("a", "1"), output("b", "2")], [output("b", "2"), output("a", "1")]):
         found = messages([USER, call("a", '{"x":1}'), call("b", '{"x":2}', "g"), *outputs])
         assert [(m.role, m.name or m.recipient, m.content) for m in found[1:]] == [
@@ -49,13 +49,13 @@ def test_two_calls_and_two_outputs_stand_in_pairs() -> None:
 
 
 @pytest.mark.parametrize("items", [[USER, output("zzz", "1"), call("zzz")], [USER, output("zzz", "1")]])
-def test_an_output_before_its_call_names_the_call(items: list[dict[str, Any]]) -> None:
+def test_an_output_without_an_earlier_call_is_refused(items: list[dict[str, Any]]) -> None:
     with pytest.raises(RequestError) as caught:
         messages(items)
     assert caught.value.param == "input[1].call_id"
 
 
-def test_preambles_and_answers() -> None:
+def test_assistant_messages_get_the_channel_of_a_preamble_or_an_answer() -> None:
     found = messages(
         [
             USER,
@@ -73,7 +73,7 @@ def test_preambles_and_answers() -> None:
     assert channels == ["commentary", "analysis", "commentary", "final", "commentary", "final", "commentary"]
 
 
-def test_reasoning_in_every_form() -> None:
+def test_reasoning_is_read_in_every_form() -> None:
     forms: list[dict[str, Any]] = [
         {"content": [{"type": "reasoning_text", "text": "x"}], "summary": []},
         {"content": None, "summary": [{"type": "summary_text", "text": "x"}]},
@@ -122,7 +122,7 @@ def test_reasoning_in_every_form() -> None:
         ({"type": "reasoning", "content": [{"type": "image"}]}, "content[0].type"),
     ],
 )  # fmt: skip
-def test_what_the_model_cannot_take_is_named(item: dict[str, Any], param: str) -> None:
+def test_invalid_items_are_refused_with_their_path(item: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse_items([USER, item])
     assert caught.value.param == f"input[1].{param}"
@@ -145,7 +145,7 @@ async def test_instructions_are_not_inherited() -> None:
         assert server.prompt().count("Say hi.") == 3
 
 
-async def test_what_a_stop_string_cut_off_does_not_come_back() -> None:
+async def test_text_after_a_stop_string_is_not_replayed() -> None:
     async with serve(HELLO) as server:
         _, first = await server.post(input="one", stop=[" there"])
         assert first["output"][1]["content"][0]["text"] == "Hi"
@@ -153,7 +153,7 @@ async def test_what_a_stop_string_cut_off_does_not_come_back() -> None:
         assert "<|channel|>final<|message|>Hi<|end|>" in server.prompt()
 
 
-async def test_branches_from_one_parent() -> None:
+async def test_branches_of_one_parent_are_independent() -> None:
     async with serve(CALL, ANSWER, HELLO, ANSWER) as server:
         _, root = await server.post(input="go", tools=[TOOL])
         call_id = root["output"][1]["call_id"]

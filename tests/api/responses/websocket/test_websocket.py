@@ -1,4 +1,4 @@
-"""Responses over a WebSocket: the OpenAI SDK unmodified, and raw clients for each way in which it fails."""
+"""Responses over a WebSocket, with the unmodified OpenAI SDK and with raw clients for the errors."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def send(connection: ClientConnection, **fields: Any) -> None:
 
 
 async def until_end(connection: ClientConnection) -> list[Event]:
-    """The events up to the next last one; each is one that the SDK's types allow."""
+    """Returns the events up to the next terminal one, validated by the SDK's types."""
     events: list[Event] = []
     while not events or events[-1]["type"] not in ENDS:
         message = await asyncio.wait_for(connection.recv(), 20)
@@ -79,7 +79,7 @@ async def until_end(connection: ClientConnection) -> list[Event]:
 
 
 async def ask(connection: ClientConnection, **fields: Any) -> Event:
-    """The last event of one request."""
+    """Sends a request and returns its terminal event."""
     await send(connection, **fields)
     return (await until_end(connection))[-1]
 
@@ -94,7 +94,7 @@ def without_ids(event: Event) -> str:
 
 @pytest.mark.parametrize("dialect", ["openai", "open-responses", "summary"])
 @pytest.mark.parametrize("text", [HELLO, CALL])
-async def test_the_events_are_those_of_the_sse_stream(text: str, dialect: str) -> None:
+async def test_the_events_equal_those_of_the_sse_stream(text: str, dialect: str) -> None:
     async with served(playing(text)) as server:
         header = {"x-responses-dialect": dialect}
         body = {"input": "Hi", "tools": [TOOL], "model": "demo", "store": False}
@@ -112,7 +112,7 @@ async def test_the_events_are_those_of_the_sse_stream(text: str, dialect: str) -
         assert list(map(without_ids, found)) == list(map(without_ids, expected))
 
 
-async def test_lanes_of_the_sdk_run_side_by_side() -> None:
+async def test_lanes_of_the_sdk_run_concurrently() -> None:
     async with served(playing(delay=0.01)) as server:
         client = AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none")
         limits = ResponsesWebSocketLimits(8, 128, 512, 2**24, 2**25, None)
@@ -141,7 +141,7 @@ async def test_one_lane_answers_in_order() -> None:
 # --------------------------------------------------------------------------- conversations
 
 
-async def test_a_response_that_is_not_stored_goes_on_where_it_was_made_only() -> None:
+async def test_an_unstored_response_can_be_continued_only_on_its_connection() -> None:
     client = playing()
     async with served(client) as server:
         async with opened(server) as connection:
@@ -152,7 +152,7 @@ async def test_a_response_that_is_not_stored_goes_on_where_it_was_made_only() ->
             prompts = [request.prompt_token_ids for request in client.requests]
             assert len(prompts[0]) < len(prompts[1]) < len(prompts[2])
             assert "What I said." in server.state.vocab.decode(prompts[2])
-            # The newest of a lane only.
+            # Only the newest response of a lane can be continued.
             gone = await ask(connection, store=False, previous_response_id=first["response"]["id"])
             assert gone["error"]["code"] == "previous_response_not_found"
         async with opened(server) as another:
@@ -162,7 +162,7 @@ async def test_a_response_that_is_not_stored_goes_on_where_it_was_made_only() ->
             assert (await ask(another, store=False))["type"] == "response.completed"
 
 
-async def test_a_request_that_fails_takes_what_it_continued_with_it() -> None:
+async def test_a_failed_request_drops_the_unstored_response_that_it_continued() -> None:
     async with served() as server, opened(server) as connection:
         first = await ask(connection, store=False)
         previous = first["response"]["id"]
@@ -173,7 +173,7 @@ async def test_a_request_that_fails_takes_what_it_continued_with_it() -> None:
         assert again["error"]["code"] == "previous_response_not_found"
 
 
-async def test_a_lane_may_fork_what_another_has_made() -> None:
+async def test_a_lane_may_continue_a_response_of_another_lane() -> None:
     async with served() as server, opened(server) as connection:
         first = await ask(connection, store=False, stream_id="a")
         assert first["stream_id"] == "a"
@@ -183,7 +183,7 @@ async def test_a_lane_may_fork_what_another_has_made() -> None:
         assert forked["type"] == "response.completed"
 
 
-async def test_a_call_and_its_output_over_one_connection() -> None:
+async def test_a_call_can_be_answered_over_the_same_connection() -> None:
     texts = [CALL, ANSWER]
     client = ScriptedClient(lambda request, index: Script(tokens(texts[len(client.requests) - 1])))
     async with served(client) as server, opened(server) as connection:
@@ -196,7 +196,7 @@ async def test_a_call_and_its_output_over_one_connection() -> None:
         assert second["response"]["output"][-1]["content"][0]["text"] == "21 °C in Paris."
 
 
-async def test_a_stored_response_after_one_that_is_not_can_be_read_and_continued_over_http() -> None:
+async def test_a_stored_response_after_an_unstored_one_can_be_continued_over_http() -> None:
     client = playing()
     async with served(client) as server:
         async with opened(server) as connection:
@@ -216,7 +216,7 @@ async def test_a_stored_response_after_one_that_is_not_can_be_read_and_continued
         assert "What I said." in server.state.vocab.decode(client.requests[-1].prompt_token_ids)
 
 
-async def test_a_response_after_a_stored_one_that_is_not_stored_itself() -> None:
+async def test_an_unstored_response_after_a_stored_one_can_be_continued() -> None:
     client = playing()
     async with served(client) as server:
         async with opened(server) as connection:
@@ -248,7 +248,7 @@ async def test_a_warm_up_computes_the_prompt_and_can_be_continued() -> None:
         assert (await until_end(connection))[-1]["type"] == "response.completed"
 
 
-async def test_what_was_compacted_begins_a_new_chain() -> None:
+async def test_a_compacted_conversation_can_begin_a_new_chain() -> None:
     async with served() as server:
         said = [{"type": "message", "role": "user", "content": "The word is slate."}]
         compacted = await call(server.port, "POST", "/v1/responses/compact", {"model": "demo", "input": said})
@@ -282,7 +282,7 @@ async def test_what_was_compacted_begins_a_new_chain() -> None:
         ('{"type": "response.create", "input": "x", "model": "gpt-x"}', 404, "model_not_found"),
     ],
 )
-async def test_a_bad_message_is_an_error_and_the_connection_goes_on(
+async def test_an_invalid_message_is_an_error_and_the_connection_stays_open(
     message: str | bytes, status: int, code: str
 ) -> None:
     async with served(unknown_fields="refuse") as server, opened(server) as connection:
@@ -292,7 +292,7 @@ async def test_a_bad_message_is_an_error_and_the_connection_goes_on(
         assert (await ask(connection, stream=True, background=False))["type"] == "response.completed"
 
 
-async def test_a_full_queue_says_when_to_come_again() -> None:
+async def test_a_full_queue_is_an_error_with_retry_after() -> None:
     client = playing()
     client.max_in_flight = 0
     async with served(client) as server, opened(server) as connection:
@@ -302,8 +302,8 @@ async def test_a_full_queue_says_when_to_come_again() -> None:
         assert error["stream_id"] == "a"
 
 
-async def test_lanes_are_admitted_like_requests_of_their_own() -> None:
-    """What does not fit beside the others is refused at once; the others and the connection go on."""
+async def test_lanes_are_admitted_like_separate_requests() -> None:
+    """A request over the limit is refused immediately; the others and the connection continue."""
     begun, whole = tokens(HELLO.partition("Hi")[0]), tokens(HELLO)
     client = ScriptedClient(
         lambda request, index: Script(begun, hang=True) if len(client.requests) <= 2 else Script(whole)
@@ -313,7 +313,7 @@ async def test_lanes_are_admitted_like_requests_of_their_own() -> None:
         async with opened(server) as connection:
             for lane in ("a", "b", "c"):
                 await send(connection, stream_id=lane)
-            error = (await until_end(connection))[-1]  # that of a lane that runs never comes
+            error = (await until_end(connection))[-1]  # the running lanes never end
             assert (error["type"], error["status"], error["stream_id"]) == ("error", 429, "c")
             assert client.num_in_flight == 2
             client.max_in_flight = 3
@@ -321,8 +321,8 @@ async def test_lanes_are_admitted_like_requests_of_their_own() -> None:
         await until(lambda: client.num_in_flight == 0)
 
 
-async def test_reasoning_without_end_is_bounded() -> None:
-    """As in test_runaway.py: cut, and the answer is forced."""
+async def test_endless_reasoning_is_cut_and_an_answer_is_forced() -> None:
+    """See test_runaway.py."""
     thoughts = "<|end|><|start|>assistant<|channel|>analysis<|message|>".join(["x"] * 1000)
     texts = ["<|channel|>analysis<|message|>" + thoughts, "So be it.<|return|>"]
     client = ScriptedClient(lambda request, index: Script(tokens(texts[min(len(client.requests), 2) - 1])))
@@ -333,7 +333,7 @@ async def test_reasoning_without_end_is_bounded() -> None:
         assert response["output"][-1]["content"][0]["text"] == "So be it."
 
 
-async def test_a_response_that_fails_has_one_last_event() -> None:
+async def test_a_failed_response_has_one_terminal_event() -> None:
     client = playing(HELLO.partition("Hi")[0], error=EngineError("it broke"))
     async with served(client) as server, opened(server) as connection:
         for _ in range(2):
@@ -344,7 +344,7 @@ async def test_a_response_that_fails_has_one_last_event() -> None:
             await asyncio.wait_for(connection.recv(), 0.2)
 
 
-async def test_lanes_and_what_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lanes_and_waiting_requests_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "MAX_LANES", 3)
     monkeypatch.setattr(lanes, "MAX_WAITING", 4)
     monkeypatch.setattr(lanes, "MAX_RUNNING", 2)
@@ -370,7 +370,7 @@ async def test_lanes_and_what_waits_are_bounded(monkeypatch: pytest.MonkeyPatch)
 # --------------------------------------------------------------------------- the handshake
 
 
-async def test_keys() -> None:
+async def test_api_keys_are_checked_at_the_handshake() -> None:
     async with started(playing(), keys=[hash_key("secret")], listens=True) as server:
         for header in ({}, {"authorization": "Bearer wrong"}):
             with pytest.raises(websockets.InvalidStatus) as refused:
@@ -401,7 +401,7 @@ async def test_keys() -> None:
         (b"http://evil.example/v1/responses", b"", 400),
     ],
 )
-async def test_handshakes(path: bytes, headers: bytes, status: int) -> None:
+async def test_handshakes_are_checked(path: bytes, headers: bytes, status: int) -> None:
     async with served() as server:
         answer = await exchange(server.port, HANDSHAKE % (path, headers))
         assert answer.status == status
@@ -410,7 +410,7 @@ async def test_handshakes(path: bytes, headers: bytes, status: int) -> None:
             assert answer.headers["connection"] == "close"
 
 
-async def test_a_page_of_an_allowed_origin_and_the_wrong_host() -> None:
+async def test_allowed_origins_are_accepted_and_other_hosts_are_refused() -> None:
     async with served(allowed_origins=("http://app.example",)) as server:
         raw = HANDSHAKE % (b"/v1/responses", b"origin: http://app.example\r\n")
         assert (await exchange(server.port, raw)).status == 101
@@ -421,7 +421,7 @@ async def test_a_page_of_an_allowed_origin_and_the_wrong_host() -> None:
         assert (await exchange(server.port, raw)).code == "invalid_host"
 
 
-async def test_a_path_in_front_and_a_request_id() -> None:
+async def test_the_root_path_and_the_request_id_are_honoured() -> None:
     async with served(root_path="/prefix") as server:
         raw = HANDSHAKE % (b"/prefix/v1/responses", b"x-request-id: mine\r\n")
         answer = await exchange(server.port, raw)
@@ -429,7 +429,7 @@ async def test_a_path_in_front_and_a_request_id() -> None:
         assert answer.headers["x-request-id"] == "mine"
 
 
-async def test_without_an_upgrade_it_is_a_405_and_a_post_passes_the_offer_over() -> None:
+async def test_a_get_without_upgrade_is_a_405_and_a_post_ignores_the_upgrade() -> None:
     async with served() as server:
         assert (await call(server.port, "GET", "/v1/responses")).status == 405
         offer = {"connection": "upgrade", "upgrade": "websocket"}
@@ -437,7 +437,7 @@ async def test_without_an_upgrade_it_is_a_405_and_a_post_passes_the_offer_over()
         assert posted.status == 200
 
 
-async def test_frames_that_come_with_the_handshake_are_read() -> None:
+async def test_frames_sent_together_with_the_handshake_are_read() -> None:
     async with served() as server:
         text = b'{"type":"response.create","input":"Hi"}'
         frame = bytes([0x81, 0x80 | len(text), 0, 0, 0, 0]) + text
@@ -447,7 +447,7 @@ async def test_frames_that_come_with_the_handshake_are_read() -> None:
         assert b"response.created" in await asyncio.wait_for(reader.readuntil(b"response.created"), PATIENCE)
 
 
-async def test_too_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_connections_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "MAX_CONNECTIONS", 1)
     async with served() as server:
         async with opened(server):
@@ -462,7 +462,7 @@ async def test_too_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_nothing_is_compressed() -> None:
-    async with served() as server, opened(server) as connection:  # which offers permessage-deflate
+    async with served() as server, opened(server) as connection:  # the client offers permessage-deflate
         assert connection.protocol.extensions == []
 
 
@@ -473,11 +473,11 @@ async def test_nothing_is_compressed() -> None:
         (bytes([0x81, 0x82]) + bytes(4) + b"\xff\xfe", 1007),
         (bytes([0x81, 0x02]) + b"{}", 1002),  # not masked
         (bytes([0xC1, 0x82]) + bytes(4) + b"{}", 1002),  # compressed
-        (bytes([0x01, 0x82]) + bytes(4) + b"{}", 1008),  # and never the rest
+        (bytes([0x01, 0x82]) + bytes(4) + b"{}", 1008),  # a message that never ends
         (b"".join([bytes([0x01, 0x80]) + bytes(4), (bytes([0x00, 0x80]) + bytes(4)) * 50_000]), 1008),
     ],
 )
-async def test_a_client_that_breaks_the_rules_is_told_why(frame: bytes, code: int) -> None:
+async def test_protocol_violations_close_the_connection_with_their_code(frame: bytes, code: int) -> None:
     async with served(body_timeout=0.3) as server:
         answer = await asyncio.to_thread(answer_to, server.port, frame)
         opcode, size = answer[:2]
@@ -488,10 +488,10 @@ async def test_a_client_that_breaks_the_rules_is_told_why(frame: bytes, code: in
 
 
 def answer_to(port: int, frame: bytes) -> bytes:
-    """Everything that the server sends after the handshake.
+    """Returns everything that the server sends after the handshake.
 
-    A plain socket: what the server did not read of ``frame`` can reset the connection, and then asyncio's
-    reader raises although the answer has arrived.
+    Uses a plain socket: the connection can be reset while the server has not read all of ``frame``, and then
+    asyncio's reader raises although the answer has arrived.
     """
     with create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(HANDSHAKE % (b"/v1/responses", b""))
@@ -507,7 +507,7 @@ def answer_to(port: int, frame: bytes) -> bytes:
     return found
 
 
-async def test_a_client_that_leaves_ends_its_generations() -> None:
+async def test_a_disconnect_aborts_the_generations_of_the_connection() -> None:
     client = playing(HELLO[:40], hang=True)
     async with served(client) as server:
         async with opened(server) as connection:
@@ -521,7 +521,7 @@ async def test_a_client_that_leaves_ends_its_generations() -> None:
         await until(lambda: (len(client.aborted), life.num_requests, life.sockets.total) == (2, 0, 0))
 
 
-async def test_a_drain_lets_what_runs_end() -> None:
+async def test_a_drain_lets_running_responses_finish() -> None:
     client = playing(delay=0.03)
     async with served(client) as server, opened(server) as idle, opened(server) as connection:
         await send(connection)
@@ -542,7 +542,7 @@ async def test_a_drain_lets_what_runs_end() -> None:
         await asyncio.wait_for(server.task, PATIENCE)
 
 
-async def test_a_cut_ends_what_runs_with_an_event() -> None:
+async def test_a_forced_stop_ends_running_responses_with_a_failed_event() -> None:
     async with served(playing(HELLO[:40], hang=True)) as server, opened(server) as connection:
         await send(connection)
         assert json.loads(await connection.recv())["type"] == "response.created"
@@ -552,7 +552,7 @@ async def test_a_cut_ends_what_runs_with_an_event() -> None:
         await asyncio.wait_for(server.task, PATIENCE)
 
 
-async def test_a_connection_has_an_end() -> None:
+async def test_a_connection_is_closed_at_its_maximum_age() -> None:
     client = playing(delay=0.05)
     async with make_state(client) as state:
         serve = partial(socket.serve, state, max_seconds=0.2)
@@ -561,18 +561,18 @@ async def test_a_connection_has_an_end() -> None:
         async with listening(app) as server, opened(server) as connection:
             await send(connection)
             events = await until_end(connection)
-            assert events[-1]["type"] == "response.completed"  # what runs may end
+            assert events[-1]["type"] == "response.completed"  # running responses may finish
             [error] = await until_end(connection)
             assert error["error"]["code"] == "websocket_connection_limit_reached"
             with pytest.raises(websockets.ConnectionClosedOK):
                 await connection.recv()
 
 
-async def test_silence_is_filled_with_pings_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_client_is_pinged_and_then_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
     monkeypatch.setattr(websocket, "SILENCE_SECONDS", 0.5)
     async with served() as server, opened(server) as polite:
-        reader, writer = await connect(server.port)  # which never answers
+        reader, writer = await connect(server.port)  # this client never answers pings
         writer.write(HANDSHAKE % (b"/v1/responses", b""))
         await reader.readuntil(b"\r\n\r\n")
         data = await asyncio.wait_for(reader.read(), PATIENCE)
@@ -597,7 +597,7 @@ async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.Monkey
         await until(lambda: client.requests and (life.num_requests, life.sockets.total) == (0, 0))
 
 
-async def test_what_a_connection_has_asked_is_counted() -> None:
+async def test_requests_of_a_connection_are_counted() -> None:
     async with served() as server:
         async with opened(server) as connection:
             await ask(connection)
