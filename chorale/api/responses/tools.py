@@ -41,7 +41,7 @@ class ToolSet:
     echo: list[dict[str, Any]]
     choice: ToolChoice
     echo_choice: str | dict[str, Any]
-    declared: tuple[Function, ...] = ()  # declared within the input
+    declared: tuple[Function, ...] = ()  # from tool lists within the input
     about: str | None = None  # descriptions of the namespaces
 
     @property

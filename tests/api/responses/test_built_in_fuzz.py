@@ -1,4 +1,4 @@
-"""Random built-in tools and items of them get an answer, or a 400 that names the invalid field."""
+"""Requests with random built-in tools and items get an answer, or a 400 that names the invalid field."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ async def test_an_answer_has_all_events_in_order() -> None:
 
 
 async def test_usage_counts_each_token_once() -> None:
-    """Visible and reasoning tokens stay within the output; cached tokens are reported."""
+    """Reasoning tokens count as output tokens, and cached tokens as input tokens."""
     async with serve(HELLO, num_cached_tokens=16) as server:
         status, body = await server.post(input="hello")
         assert status == 200

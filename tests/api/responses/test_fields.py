@@ -141,7 +141,7 @@ async def test_a_line_of_the_instructions_sets_the_effort() -> None:
         assert body["reasoning"]["effort"] == "low"
         assert "# Instructions\n\nBe brief.<|end|>" in server.prompt()
         assert "<|start|>user<|message|>Reasoning: high<|end|>" in server.prompt()
-        _, body = await server.post(input=[user], previous_response_id=body["id"])  # the chain's item
+        _, body = await server.post(input=[user], previous_response_id=body["id"])  # inherited effort
         assert body["reasoning"]["effort"] == "low"
         _, body = await server.post(input=[system, user], reasoning={"effort": "high"})
         assert body["reasoning"]["effort"] == "high"

@@ -1,4 +1,4 @@
-"""Random requests about stored state get an answer or a 4xx, never a 5xx."""
+"""Random requests about stored state get an answer or a 4xx."""
 
 from __future__ import annotations
 

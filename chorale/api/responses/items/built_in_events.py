@@ -1,4 +1,4 @@
-"""The stream events of the built-in tools' items, which have this order for each kind:
+"""The stream events of built-in tool items. Each kind has its events in this order:
 
 * ``web_search_call``: added (with the query or URL, once the call begins), in_progress, searching, completed
   (once the tool has returned), done.

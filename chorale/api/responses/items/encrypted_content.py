@@ -1,4 +1,4 @@
-"""``encrypted_content`` of text: the summary of a conversation, which the client keeps.
+"""Text in ``encrypted_content``: the summary of a conversation, which the client keeps.
 
 The text is not encrypted, because it comes from the client's own conversation. The format is a version, then
 base64 of the compressed text. Older versions also wrote reasoning in this format, which is still read;
@@ -17,11 +17,11 @@ from chorale.store.protocol import Item
 
 _VERSION = "chorale1."
 MAX_BYTES = 4 * 2**20  # UTF-8 bytes of all these texts in a request; more than any context window
-_MAX_SEALED = MAX_BYTES * 4 // 3 + 4096  # most characters of an encoded text within the limit
+_MAX_SEALED = MAX_BYTES * 4 // 3 + 4096  # maximum length of an encoded text within the limit
 
 
 class Budget:
-    """The number of bytes that the texts of a request may still have, unpacked."""
+    """The remaining limit of unpacked bytes for the texts of one request."""
 
     __slots__ = ("left",)
 

@@ -78,7 +78,7 @@ def base_object(request: ResponsesRequest, prepared: Prepared, model: str, creat
 
 
 def _format(request: ResponsesRequest) -> dict[str, Any]:
-    """Returns OpenAI's flat form with all keys."""
+    """Returns the text format in OpenAI's flat form, with all keys."""
     given = request.text.format or {}
     if given.get("type") != "json_schema":
         return {"type": given.get("type", "text")}

@@ -13,7 +13,7 @@ from chorale.harmony.vocab import Vocabulary
 from chorale.store.protocol import Item, StoredItem
 from chorale.store.store import ResponseStore
 
-HEAVY_ITEMS = 64  # limit outside threads; a few kB of encrypted_content can unpack to megabytes
+HEAVY_ITEMS = 64  # more are resolved in a thread, as a few kB of encrypted_content can unpack to megabytes
 
 
 async def resolve_items(

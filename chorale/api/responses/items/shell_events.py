@@ -1,7 +1,7 @@
 """CommandReader: incremental extraction of the commands from the arguments of a shell call.
 
 The arguments are ``{"commands": ["...", ...], ...}``. If they begin differently, the commands are
-reported only at their end, from the finished item.
+reported only when the item is finished.
 """
 
 from __future__ import annotations

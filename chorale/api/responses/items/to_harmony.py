@@ -178,7 +178,7 @@ def _message(stored: StoredItem, is_preamble: bool, freeform: Collection[str]) -
         return None
     text = item_text(item)
     if item["type"] == "reasoning":
-        # No text: encrypted content of another server, or the client has stripped the text.
+        # Omit reasoning that another server encrypted, or whose text the client removed.
         return (
             Message("assistant", text, channel="analysis", token_ids=token_ids) if text or token_ids else None
         )
