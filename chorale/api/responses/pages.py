@@ -49,13 +49,11 @@ def check_names(query: QueryParams, *names: str) -> None:
             unknown_field(name, names)
 
 
-def check_include(query: QueryParams) -> list[str]:
-    """Returns the validated values of ``include``. Stored items already contain the fields that they name."""
-    asked = [*query.getlist("include"), *query.getlist("include[]")]
-    for value in asked:
+def check_include(query: QueryParams) -> None:
+    """Validates the values of ``include``. Stored items already contain the fields that they name."""
+    for value in (*query.getlist("include"), *query.getlist("include[]")):
         if value not in get_args(Include):
             raise invalid("include", f"{value[:64]!r} is not one of {', '.join(get_args(Include))}")
-    return asked
 
 
 def read_number(query: QueryParams, name: str, default: int, limit: str | None = None) -> int:

@@ -35,10 +35,10 @@ async def check(token_ids: list[int], step: int, cut: str, seed: int) -> None:
             await server.app.state.background.close(server.store)
         body = await ended(server, made["id"])
         events = await resume(server, made["id"])
-        if events[1:2] and events[2]["type"] == "response.in_progress":
+        if any(event["type"] == "response.in_progress" for event in events):
             assert fold_events(copy.deepcopy(events)) == body
         else:
-            assert (cut, body["output"]) != ("none", [1])
+            assert cut != "none"
             assert events[-1]["response"] == body
         after = rng.randrange(len(events))
         assert await resume(server, made["id"], starting_after=after) == events[after + 1 :]
