@@ -127,7 +127,8 @@ class UrlSender:
 def one_line(body: bytes) -> bytes:
     """Returns JSON without line ends; a body that is not JSON becomes a JSON string."""
     try:
-        return msgspec.json.format(body, indent=-1) if b"\n" in body else _valid(body)
+        has_line_ends = b"\n" in body or b"\r" in body  # some readers split at either
+        return msgspec.json.format(body, indent=-1) if has_line_ends else _valid(body)
     except (ValueError, msgspec.MsgspecError, RecursionError):
         return msgspec.json.encode(body.decode("utf-8", "replace"))
 

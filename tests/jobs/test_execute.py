@@ -158,6 +158,7 @@ async def test_a_url_sender_posts_over_http() -> None:
 def test_a_body_becomes_one_line_of_json() -> None:
     assert one_line(b'{"a":1}') == b'{"a":1}'
     assert json.loads(one_line(b'{\n "a": "x\\ny"\r\n}')) == {"a": "x\ny"}
-    assert b"\n" not in one_line(b'{\n "a": "x\\ny"\r\n}')
+    for end in (b"\n", b"\r", b"\r\n"):
+        assert one_line(b"{" + end + b'"a": "x\\ny"}') == b'{"a":"x\\ny"}'
     assert json.loads(one_line(b"<html>\n\xff")) == "<html>\n\ufffd"
     assert json.loads(one_line(b"")) == ""
