@@ -1,6 +1,6 @@
-"""FixedFleet over several engines in real other processes (real scheduler, fake device).
+"""FixedFleet with several engines in separate processes (real scheduler, fake device).
 
-``test_fleet`` has what any fleet does: moves, leaving early, what is repeated and what is not.
+``test_fleet`` tests the behaviour of every fleet: moves, closing early, repeated tokens.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import collect, expected, request, run, until
 from tests.support.serve.replica_rig import ReplicaRig, members_of, replica_rig
 
-LONG = list(range(1, 16 * SLICE * 3))  # longer than what is hashed at once
+LONG = list(range(1, 16 * SLICE * 3))  # several slices of hashing
 
 
 async def talk(rig: ReplicaRig, name: str, rounds: int, opening: list[int]) -> list[tuple[int, int, int]]:
-    """A conversation: (engine, cached tokens that it reported, cached tokens that were expected) a round."""
+    """Hold a conversation. Returns (engine, reported cached tokens, expected cached tokens) per round."""
     found, prompt = [], opening
     for number in range(rounds):
         asked = request(f"{name}-{number}", 24, prompt=prompt, seed=number)
         sent = []
-        for member in rig.members:  # what the fleet hands to the engine
+        for member in rig.members:  # records the requests that the fleet sends
             member.remote.take = recorded(member.remote.take, sent)  # type: ignore[method-assign]
         engine, cached, tokens = await rig.ask(asked)
         assert tokens == expected(asked)
@@ -53,7 +53,7 @@ def recorded(take, sent):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("own_secrets", [False, True])
-def test_a_conversation_stays_and_the_estimate_is_what_the_engine_reports(own_secrets: bool) -> None:
+def test_a_conversation_stays_on_its_engine_and_its_hits_are_as_expected(own_secrets: bool) -> None:
     async def scene() -> None:
         async with replica_rig(3, own_secrets=own_secrets) as rig:
             openings = [[10 + i] * random.Random(i).randint(40, 300) for i in range(6)]
@@ -66,7 +66,7 @@ def test_a_conversation_stays_and_the_estimate_is_what_the_engine_reports(own_se
     run(scene())
 
 
-def test_many_conversations_at_once_have_the_hits_of_one_engine() -> None:
+def test_concurrent_conversations_have_as_many_cache_hits_as_on_one_engine() -> None:
     """Each asks its next question while the others are being answered."""
 
     async def hits(count: int) -> tuple[int, set[int]]:
@@ -89,14 +89,14 @@ def test_many_conversations_at_once_have_the_hits_of_one_engine() -> None:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_a_long_prompt_is_hashed_in_slices_and_found(loop: str) -> None:
+def test_a_long_prompt_is_hashed_in_slices_and_its_cached_blocks_are_found(loop: str) -> None:
     async def scene() -> None:
         async with replica_rig(2) as rig:
             first = await rig.ask(request("a", 3, prompt=LONG))
             asked = request("b", 3, prompt=[*LONG, 5])
             stream = rig.client.submit(asked)
             await asyncio.sleep(0)
-            assert not any(member.remote.num_in_flight for member in rig.members)  # it is still being hashed
+            assert not any(member.remote.num_in_flight for member in rig.members)  # still being hashed
             assert rig.client.num_in_flight == 1
             chunks = [chunk async for part in stream for chunk in part]
             assert stream.engine == first[0]
@@ -116,7 +116,7 @@ def test_a_burst_is_spread_before_any_engine_has_answered() -> None:
             await asyncio.gather(*(collect(stream) for stream in streams))
             await rig.idle()
             assert not any(member.follower._unseen for member in rig.members)
-            # Long and short in turn: who takes turns only sends all the long ones to the same engine.
+            # Long and short prompts alternate: no engine may get more than its share of the long ones.
             sizes = [4000, 20] * 6
             mixed = [request(f"m{i}", 3, prompt=[60 + i] * size) for i, size in enumerate(sizes)]
             streams = [rig.client.submit(each) for each in mixed]
@@ -144,14 +144,14 @@ def test_requests_for_a_hot_prefix_use_every_engine() -> None:
     run(scene())
 
 
-def test_the_load_and_the_prefixes_of_another_process_are_known() -> None:
+def test_requests_and_prefixes_of_another_process_count_in_the_choice_of_an_engine() -> None:
     async def scene() -> None:
         async with replica_rig(2, Behaviour(step_seconds=0.01)) as rig:
             other = FixedFleet(rig.directories, first_slot=1)
             other.start()
             followers = [member.follower for member in members_of(other)]
             try:
-                await until(lambda: all(follower.index for follower in followers), "it follows")
+                await until(lambda: all(follower.index for follower in followers), "it follows both engines")
                 busy = rig.members[0].remote
                 streams = [busy.submit(request(f"r{i}", 50_000)) for i in range(6)]
                 await asyncio.gather(*(anext(stream) for stream in streams))
@@ -168,9 +168,9 @@ def test_the_load_and_the_prefixes_of_another_process_are_known() -> None:
                 await rig.idle()
                 await until(
                     lambda: len(followers[engine].index.full) > len(followers[1 - engine].index.full),  # type: ignore[union-attr]
-                    "the blocks are told",
+                    "the other process knows the blocks",
                 )
-                await until(lambda: not any(f.backlog().num_rows for f in followers), "the end is told")
+                await until(lambda: not any(f.backlog().num_rows for f in followers), "it knows the end")
                 stream = other.submit(request("b", 3, prompt=[3] * 500))
                 chunks = [chunk async for part in stream for chunk in part]
                 assert (stream.engine, chunks[0].num_cached_tokens) == (engine, 496)
@@ -180,7 +180,7 @@ def test_the_load_and_the_prefixes_of_another_process_are_known() -> None:
     run(scene())
 
 
-def test_one_engine_dies_and_every_request_ends_with_its_tokens() -> None:
+def test_after_the_death_of_an_engine_every_request_still_gets_all_its_tokens() -> None:
     async def scene() -> None:
         async with replica_rig(2, Behaviour(step_seconds=0.005)) as rig:
             client = rig.client
@@ -189,7 +189,7 @@ def test_one_engine_dies_and_every_request_ends_with_its_tokens() -> None:
             firsts = await asyncio.gather(*(anext(stream) for stream in streams))
             assert sorted(stream.engine for stream in streams) == [0] * 4 + [1] * 4
             rig.kill(1)
-            await until(lambda: client.engines[1].status.state == "dead", "it is gone")
+            await until(lambda: client.engines[1].status.state == "dead", "the engine is dead")
             assert client.status.state == "ready"  # the other serves
             assert (await rig.ask(request("meanwhile", 3)))[0] == 0
             ends = await asyncio.gather(*(collect(stream) for stream in streams))
@@ -206,7 +206,7 @@ def test_one_engine_dies_and_every_request_ends_with_its_tokens() -> None:
     run(scene())
 
 
-def test_a_new_engine_has_an_empty_index() -> None:
+def test_the_index_of_a_restarted_engine_is_empty() -> None:
     async def scene() -> None:
         async with replica_rig(2) as rig:
             engine, _, _ = await rig.ask(request("a", 3, prompt=[3] * 500))
@@ -214,7 +214,7 @@ def test_a_new_engine_has_an_empty_index() -> None:
             assert follower.index is not None
             assert follower.index.full
             rig.kill(engine)
-            await until(lambda: follower.index is None, "it is forgotten")
+            await until(lambda: follower.index is None, "the index is dropped")
             await rig.ready()
             assert not follower.index.full
             found = await talk(rig, "c", 3, [4] * 100)
@@ -232,7 +232,7 @@ def test_without_any_engine_new_requests_are_refused_and_those_in_flight_wait() 
             await until(lambda: client.stats.generation_tokens > 40, "all run")
             for index in range(2):
                 rig.kill(index)
-            await until(lambda: client.status.state in ("dead", "loading"), "none is up")
+            await until(lambda: client.status.state in ("dead", "loading"), "no engine is up")
             with pytest.raises((EngineDeadError, EngineLoadingError)) as refused:
                 client.submit(request("none"))
             assert refused.value.retry_after
@@ -245,7 +245,7 @@ def test_without_any_engine_new_requests_are_refused_and_those_in_flight_wait() 
     run(scene())
 
 
-def test_the_queue_is_that_of_all_engines_and_a_request_of_many_parts_is_admitted_as_one() -> None:
+def test_the_queue_limit_counts_all_engines_and_reservations_admit_all_or_none() -> None:
     async def scene() -> None:
         behaviour = Behaviour(step_seconds=0.005, max_num_seqs=2)
         async with replica_rig(2, behaviour, max_queued_requests=2) as rig:
@@ -259,24 +259,24 @@ def test_the_queue_is_that_of_all_engines_and_a_request_of_many_parts_is_admitte
                 client.submit(request("c"))
             with pytest.raises(RequestError, match="at most 6"):
                 client.submit(request("d", n=7))
-            parts = [client.submit(request(name, 3)) for name in ("a", "b")]
+            reserved = [client.submit(request(name, 3)) for name in ("a", "b")]
             client.release(["a", "b"])
             assert client.num_in_flight == 6
             await asyncio.gather(*(stream.aclose() for stream in streams))
-            assert [len(answer[0][0]) for answer in await asyncio.gather(*map(collect, parts))] == [3, 3]
+            assert [len(answer[0][0]) for answer in await asyncio.gather(*map(collect, reserved))] == [3, 3]
             rig.kill(0)
-            await until(lambda: client.engines[0].status.state != "ready", "one is gone")
+            await until(lambda: client.engines[0].status.state != "ready", "one engine is gone")
             rest = [client.submit(request(f"s{i}", 50_000)) for i in range(4)]
-            with pytest.raises(QueueFullError):  # room for 2 + 2 while it is away
+            with pytest.raises(QueueFullError):  # room for 2 + 2 without the engine
                 client.submit(request("e"))
-            with pytest.raises(QueueFullError):  # later there is room for it
+            with pytest.raises(QueueFullError):  # fits once the engine is back
                 client.submit(request("f", n=6))
             await asyncio.gather(*(stream.aclose() for stream in rest))
 
     run(scene())
 
 
-def test_a_refused_request_leaves_no_load_behind() -> None:
+def test_a_refused_request_does_not_count_in_the_backlog() -> None:
     async def scene() -> None:
         async with replica_rig(2) as rig:
             bad = GenerateRequest(
@@ -293,7 +293,7 @@ def test_a_refused_request_leaves_no_load_behind() -> None:
     run(scene())
 
 
-def test_a_client_that_was_taken_for_dead_follows_again() -> None:
+def test_a_client_that_expired_follows_the_engine_again() -> None:
     async def scene() -> None:
         async with replica_rig(2) as rig:
             member = rig.members[0]
@@ -309,7 +309,7 @@ def test_a_client_that_was_taken_for_dead_follows_again() -> None:
     run(scene())
 
 
-def test_an_engine_that_was_given_up_counts_no_more() -> None:
+def test_a_failed_engine_no_longer_counts_in_the_capacity() -> None:
     async def scene() -> None:
         behaviour = Behaviour(step_seconds=0.005, max_num_seqs=2)
         async with replica_rig(2, behaviour, max_queued_requests=2) as rig:
@@ -317,10 +317,10 @@ def test_an_engine_that_was_given_up_counts_no_more() -> None:
             stream = client.submit(request("r", 50_000))
             await anext(stream)
             lost = stream.engine
-            rig.members[lost].remote.mark_failed("no such device")  # as by its last heartbeat
-            await until(lambda: rig.members[1 - lost].remote.num_in_flight == 1, "it goes on elsewhere")
+            rig.members[lost].remote.mark_failed("no such device")  # as its last heartbeat does
+            await until(lambda: rig.members[1 - lost].remote.num_in_flight == 1, "the request moves")
             assert client.status.state == "ready"
-            with pytest.raises(RequestError, match="at most 4"):  # 6 with both: never again
+            with pytest.raises(RequestError, match="at most 4"):  # 6 with both engines
                 client.submit(request("s", n=5))
             asked = [request(f"t{i}", 3, prompt=[i + 1] * 40) for i in range(3)]
             assert {engine for engine, _, _ in [await rig.ask(each) for each in asked]} == {1 - lost}

@@ -1,4 +1,4 @@
-"""FleetClient against engines behind TCP that die, leave and come (real scheduler, fake device)."""
+"""FleetClient with engines behind TCP that die, leave and join (real scheduler, fake device)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tokens(chunks: list[TokenChunk]) -> list[int]:
 
 
 async def lose_engines(rig: FleetRig, asked: GenerateRequest, times: int = 1) -> dict[int, list[TokenChunk]]:
-    """Kill the engine that serves the request once its tokens come."""
+    """Kill the engine that serves the request ``times`` times, each time after some tokens."""
     reading = asyncio.ensure_future(read(rig, asked))
     for moved in range(times):
         await until(lambda moved=moved: len(rig.assigner.given) > moved, "assigned")
@@ -45,7 +45,7 @@ async def lose_engines(rig: FleetRig, asked: GenerateRequest, times: int = 1) ->
     return await reading
 
 
-def test_a_stream_whose_engine_is_killed_goes_on_at_another_and_has_the_same_tokens() -> None:
+def test_a_stream_whose_engine_is_killed_continues_on_another_with_the_same_tokens() -> None:
     async def scene() -> None:
         async with fleet_rig(2, SLOW) as rig:
             asked = request("a", 60)
@@ -62,7 +62,7 @@ def test_a_stream_whose_engine_is_killed_goes_on_at_another_and_has_the_same_tok
     run(scene())
 
 
-def test_a_choice_whose_output_is_counted_is_repeated_and_its_tokens_come_once() -> None:
+def test_a_choice_with_penalties_is_computed_again_and_its_tokens_are_delivered_once() -> None:
     async def scene() -> None:
         async with fleet_rig(2, SLOW) as rig:
             plain = request("a", 60)
@@ -75,7 +75,7 @@ def test_a_choice_whose_output_is_counted_is_repeated_and_its_tokens_come_once()
     run(scene())
 
 
-def test_several_choices_go_on_each_where_it_was_and_ended_ones_do_not_run_again() -> None:
+def test_after_a_move_open_choices_continue_and_dropped_ones_do_not_run_again() -> None:
     async def scene() -> None:
         async with fleet_rig(2, SLOW) as rig:
             asked = request("a", 60, n=3)
@@ -97,7 +97,7 @@ def test_several_choices_go_on_each_where_it_was_and_ended_ones_do_not_run_again
     run(scene())
 
 
-def test_requests_without_a_seed_go_on_too() -> None:
+def test_requests_without_a_seed_continue_too() -> None:
     async def scene() -> None:
         async with fleet_rig(2, SLOW) as rig:
             plain = request("a", 60)
@@ -124,7 +124,7 @@ def recorded(take, sent):  # type: ignore[no-untyped-def]
 
 
 def test_a_request_that_loses_too_many_engines_ends_with_an_error() -> None:
-    """It may be what kills them."""
+    """The request itself may be what kills them."""
 
     async def scene() -> None:
         async with fleet_rig(4, SLOW, most_moves=2) as rig:
@@ -149,19 +149,19 @@ def test_an_engine_that_leaves_finishes_what_it_runs_and_gets_nothing_new() -> N
             assert all(tokens(each[0]) == expected(request("b", 5)) for each in others)
             assert {member for who, member in rig.assigner.given if who != "a"} == set(rig.hosts) - {name}
             assert tokens((await reading)[0]) == expected(asked)
-            assert len(rig.assigner.given) == 7  # it was not moved
+            assert len(rig.assigner.given) == 7  # "a" was not moved
             await until(lambda: not rig.client.members.leaving, "its connection is closed")
-            (place,) = (slot for slot in rig.client.engines if slot.is_free)
-            assert place.status == EngineStatus("failed", message="the engine has left")
+            (free,) = (slot for slot in rig.client.engines if slot.is_free)
+            assert free.status == EngineStatus("failed", message="the engine has left")
             rig.add("new")
             await rig.ready()
             assert len(rig.client.engines) == 2
-            assert not place.is_free
+            assert not free.is_free
 
     run(scene())
 
 
-def test_leaving_and_aborting_before_and_after_the_assignment_leave_nothing_behind() -> None:
+def test_requests_closed_or_aborted_before_or_after_assignment_no_longer_count() -> None:
     async def scene() -> None:
         async with fleet_rig(1, SLOW) as rig:
             rig.assigner.holds = True
@@ -188,7 +188,7 @@ def test_leaving_and_aborting_before_and_after_the_assignment_leave_nothing_behi
     run(scene())
 
 
-def test_without_an_engine_requests_are_refused_and_a_full_queue_says_so() -> None:
+def test_requests_are_refused_without_an_engine_and_when_the_queue_is_full() -> None:
     async def scene() -> None:
         async with fleet_rig(0, patience=0.2) as rig:
             with pytest.raises(EngineLoadingError):
@@ -211,7 +211,7 @@ def test_without_an_engine_requests_are_refused_and_a_full_queue_says_so() -> No
     run(scene())
 
 
-def test_nobody_reads_or_asks_without_the_engines_key() -> None:
+def test_a_client_without_the_engines_key_can_neither_read_nor_connect() -> None:
     async def scene() -> None:
         async with fleet_rig(1) as rig:
             address = rig.hosts["r0"].address
@@ -236,7 +236,7 @@ async def hears(beats: str, key: str) -> bool:
         return bool(await asyncio.to_thread(socket.poll, 700))
 
 
-def test_a_continuation_is_the_rest_of_the_request() -> None:
+def test_a_continuation_requests_only_the_tokens_that_are_left() -> None:
     from chorale.client.continuation import continued
 
     sampling = SamplingSpec(

@@ -1,4 +1,4 @@
-"""Admission, delivery and the estimate of the wait, without sockets and with a clock of our own."""
+"""Admission, delivery and ``retry_after``, without sockets and with a fake clock."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_abort_ends_only_the_choices_that_are_open() -> None:
     assert stream.num_unfinished == 0
 
 
-def test_one_choice_can_be_left() -> None:
+def test_a_consumer_can_drop_one_choice() -> None:
     in_flight, left = InFlightRequests(Clock()), list[tuple[str, int | None]]()
 
     def on_close(request_id: str, index: int | None) -> None:
@@ -67,7 +67,7 @@ def test_one_choice_can_be_left() -> None:
     assert stream.num_pending_tokens == 0
     assert (in_flight.num_in_flight, stream.num_unfinished) == (2, 2)
     in_flight.deliver([TokenChunk("a", 0, [5], finish_reason="stop")])
-    stream.drop(0)  # it has ended: nobody is told
+    stream.drop(0)  # no callback: the choice has ended
     assert left == [("a", 1)]
     stream.drop(2)
     assert "a" not in in_flight
@@ -76,7 +76,7 @@ def test_one_choice_can_be_left() -> None:
     assert not in_flight.leave("a", None)
 
 
-def test_capacity_counts_choices_and_more_than_that_can_never_fit() -> None:
+def test_a_request_with_more_choices_than_the_capacity_is_an_error() -> None:
     in_flight = InFlightRequests(Clock())
     in_flight.admission.set_capacity(4)
     in_flight.admit(asked("a", 4), no_close)
@@ -90,28 +90,28 @@ def test_capacity_counts_choices_and_more_than_that_can_never_fit() -> None:
         in_flight.remove("a")
 
 
-def test_a_request_of_several_parts_is_admitted_as_a_whole() -> None:
+def test_a_reservation_admits_several_requests_or_none() -> None:
     in_flight = InFlightRequests(Clock())
     in_flight.admission.set_capacity(6)
-    parts = {"a": 2, "b": 2, "c": 2}
-    in_flight.admission.reserve(parts)
-    with pytest.raises(QueueFullError):  # the places are taken before anything is submitted
+    prompts = {"a": 2, "b": 2, "c": 2}
+    in_flight.admission.reserve(prompts)
+    with pytest.raises(QueueFullError):  # the reservation counts before anything is submitted
         in_flight.admit(asked("other"), no_close)
     in_flight.admit(asked("a", 2), no_close)
     assert (in_flight.num_in_flight, in_flight.admission.num_admitted) == (2, 6)
-    in_flight.admission.release(parts)
-    in_flight.admission.release(parts)
-    assert in_flight.admission.num_admitted == 2  # "a" is in flight, and its place is not given back twice
+    in_flight.admission.release(prompts)
+    in_flight.admission.release(prompts)
+    assert in_flight.admission.num_admitted == 2  # "a" is in flight, so its choices still count
     with pytest.raises(QueueFullError):
         in_flight.admission.reserve({"d": 3, "e": 2})
-    assert in_flight.admission.num_admitted == 2  # nothing of it was kept
+    assert in_flight.admission.num_admitted == 2  # a refused reservation counts nothing
     with pytest.raises(RequestError) as refused:
         in_flight.admission.reserve({"d": 4, "e": 3})
     assert (refused.value.status, refused.value.param) == (400, "prompt")
 
 
 def num_admitted(in_flight: InFlightRequests, owner: Owner, n: int = 1) -> int:
-    """Admits requests of an owner until one is refused."""
+    """Admits requests of an owner until one is refused. Returns how many were admitted."""
     for number in range(100):
         try:
             in_flight.admit(asked(f"{owner.name}{number}", n, owner), no_close)
@@ -134,10 +134,10 @@ def test_an_owner_has_its_share_of_a_full_queue() -> None:
         for number in range(count):
             in_flight.remove(f"{owner.name}{number}")
     assert in_flight.admission.num_admitted == 0
-    assert num_admitted(in_flight, b) == 12  # those that left have no share
+    assert num_admitted(in_flight, b) == 12  # owners without requests have no share
 
 
-def test_shares_follow_the_weights_and_are_one_at_least() -> None:
+def test_shares_are_proportional_to_weights_and_at_least_one() -> None:
     in_flight, heavy = InFlightRequests(Clock()), Owner("heavy", 3.0)
     in_flight.admission.set_capacity(8)
     assert num_admitted(in_flight, Owner("a")) == 8
@@ -148,7 +148,7 @@ def test_shares_follow_the_weights_and_are_one_at_least() -> None:
         in_flight.admit(asked("two", 2, Owner("x", 0.01)), no_close)
 
 
-def test_processes_share_the_capacity_and_an_idle_one_admits_what_the_server_can_hold() -> None:
+def test_processes_share_the_capacity_but_an_idle_one_may_exceed_its_share() -> None:
     in_flight = InFlightRequests(Clock())
     in_flight.admission.set_capacity(8, num_processes=2)
     in_flight.admit(asked("a"), no_close)
@@ -157,7 +157,7 @@ def test_processes_share_the_capacity_and_an_idle_one_admits_what_the_server_can
     in_flight.admit(asked("c", 3), no_close)
     in_flight.remove("a")
     in_flight.remove("c")
-    in_flight.admission.reserve({"d": 4, "e": 4})  # idle: admitted whole, beyond the share of four
+    in_flight.admission.reserve({"d": 4, "e": 4})  # an idle process may exceed its share of four
     in_flight.admission.release(["d", "e"])
     with pytest.raises(RequestError, match="at most 8"):
         in_flight.admission.reserve({"d": 4, "e": 5})
@@ -169,7 +169,7 @@ def test_retry_after_follows_the_completion_rate() -> None:
     in_flight.admission.set_capacity(100)
     for i in range(100):
         in_flight.admit(asked(f"r{i}"), no_close)
-    for _ in range(40):  # two choices end, and two come, each second
+    for _ in range(40):  # two choices end and two are admitted each second
         for step in range(2):
             in_flight.deliver([TokenChunk("r0", 0, [], finish_reason="stop")])
             in_flight.admit(asked("r0"), no_close)
@@ -178,13 +178,13 @@ def test_retry_after_follows_the_completion_rate() -> None:
             assert step in (0, 1)
     assert in_flight.admission.retry_after(10) == pytest.approx(5.0, rel=0.01)
     assert in_flight.admission.retry_after(1) == 1.0  # never less than a second
-    for _ in range(60):  # nothing ends any more
+    for _ in range(60):  # no more choices end
         clock.now += 1.0
         in_flight.admission.tick()
     assert in_flight.admission.retry_after(10) == RETRY_AFTER_MAX
 
 
-def test_a_slow_reader_is_one_that_stays_behind() -> None:
+def test_a_reader_is_slow_if_it_has_been_behind_for_the_whole_patience() -> None:
     clock = Clock()
     in_flight = InFlightRequests(clock)
     in_flight.admit(asked("slow"), no_close)
@@ -193,14 +193,14 @@ def test_a_slow_reader_is_one_that_stays_behind() -> None:
         in_flight.deliver([TokenChunk(name, 0, list(range(100)))])
     assert in_flight.slow_readers(50, 60.0) == []
     clock.now += 59.0
-    reads._pending.clear()  # what a read does
+    reads._pending.clear()  # as by a read
     assert in_flight.slow_readers(50, 60.0) == []
     clock.now += 1.0
     in_flight.deliver([TokenChunk("reads", 0, list(range(100)))])
     assert in_flight.slow_readers(50, 60.0) == ["slow"]
 
 
-def test_what_arrived_before_a_failure_is_read_first() -> None:
+def test_chunks_that_arrived_before_a_failure_are_read_before_the_error() -> None:
     async def scene() -> None:
         stream = RequestStream("r", 1, lambda *_: None)
         stream.push(TokenChunk("r", 0, [5]))

@@ -1,4 +1,4 @@
-"""The search for a prompt's hit: equal to the engine's own, however it is cut into slices."""
+"""The search for a prompt's hit has the same result as the engine's look-up, for any slice size."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def chain(prompt: list[int], secret: bytes = SECRET, salt: str = "") -> list[byt
 
 
 def engine_hit(cache: HybridCache, prompt: list[int], secret: bytes = SECRET) -> int:
-    """What ``Scheduler`` finds: the last token is always computed."""
+    """Return the hit that ``Scheduler`` would find: the last token is always computed."""
     return BLOCK * cache.lookup(chain(prompt, secret)[: (len(prompt) - 1) // BLOCK])
 
 
 def filled(seed: int, secret: bytes = SECRET) -> HybridCache:
-    """A small cache through which prompts of a small family of prefixes went, so that blocks were evicted."""
+    """Return a small cache after prompts with few different prefixes, some of whose blocks were evicted."""
     draw, cache = random.Random(seed), HybridCache(60, BLOCK, WINDOW)
     for _ in range(draw.randint(0, 12)):
         prompt = family(draw)
@@ -47,7 +47,7 @@ def filled(seed: int, secret: bytes = SECRET) -> HybridCache:
 
 
 def family(draw: random.Random) -> list[int]:
-    """A prompt that shares its beginning with others."""
+    """Return a prompt that shares its beginning with others."""
     base = [draw.randrange(2)] * draw.randint(1, 40)
     return base + [draw.randrange(3) for _ in range(draw.randint(0, 12))]
 
@@ -69,7 +69,7 @@ def search(request: GenerateRequest, indexes: list[PrefixIndex | None], size: in
 
 
 @given(st.integers(0, 10**6), st.integers(1, 9), st.booleans())
-def test_a_hit_is_what_the_engine_finds(seed: int, size: int, own_secret: bool) -> None:
+def test_the_search_finds_the_same_hits_as_the_engines(seed: int, size: int, own_secret: bool) -> None:
     other = b"another" if own_secret else SECRET
     caches = [filled(seed), filled(seed + 1, other), filled(seed + 2)]
     indexes: list[PrefixIndex | None] = [
@@ -84,8 +84,8 @@ def test_a_hit_is_what_the_engine_finds(seed: int, size: int, own_secret: bool) 
         assert search(asked(prompt), indexes, size) == [one, two, 0, three]
 
 
-def test_the_family_has_hits_of_both_kinds() -> None:
-    """Else the property above would say nothing: whole prefixes, and ones that the window cuts."""
+def test_random_prompts_have_whole_hits_and_hits_shortened_by_the_window() -> None:
+    """Otherwise the property test above would prove nothing."""
     whole = cut = 0
     for seed in range(200):
         cache, draw = filled(seed), random.Random(seed)
@@ -100,7 +100,7 @@ def test_the_family_has_hits_of_both_kinds() -> None:
     assert cut > 5
 
 
-def test_nothing_is_hashed_beyond_the_first_block_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashing_stops_at_the_first_batch_that_no_index_has(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
     def counted(hashes: list[bytes], root: bytes, tokens: bytes, block_bytes: int) -> None:
@@ -113,7 +113,7 @@ def test_nothing_is_hashed_beyond_the_first_block_that_nobody_has(monkeypatch: p
     assert sum(sizes) == 4
 
 
-def test_equal_secrets_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexes_with_equal_secrets_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bytes] = []
 
     def counted(hashes: list[bytes], root: bytes, tokens: bytes, block_bytes: int) -> None:
@@ -126,7 +126,7 @@ def test_equal_secrets_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [salted_root(SECRET, ""), salted_root(b"other", "")]
 
 
-def test_salts_and_scored_prompts() -> None:
+def test_other_salts_and_prompt_logprobs_have_no_hit() -> None:
     cache = HybridCache(60, BLOCK, WINDOW)
     prompt, tables = [1] * 21, BlockTables()
     cache.grow(tables, 21)
@@ -140,11 +140,11 @@ def test_salts_and_scored_prompts() -> None:
 
 
 @pytest.mark.parametrize("prompt", [[], [1], [1] * 4, [2**40] * 50, [-(2**33)] * 50])
-def test_prompts_without_a_whole_block_or_with_ids_that_do_not_exist(prompt: list[int]) -> None:
+def test_prompts_without_a_whole_block_or_with_invalid_ids_have_no_hit(prompt: list[int]) -> None:
     assert search(asked(prompt), [index_of(HybridCache(60, BLOCK, WINDOW))]) == [0]
 
 
-def test_without_prefix_caching_there_is_no_secret_and_no_hit() -> None:
+def test_an_index_without_a_secret_has_no_hits() -> None:
     cache = filled(3)
     index = PrefixIndex(cache.index_state(b""))
     assert search(asked([0] * 30), [index]) == [0]

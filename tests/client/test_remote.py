@@ -1,4 +1,4 @@
-"""RemoteClient against an engine in a real other process (real scheduler, fake device)."""
+"""RemoteClient with an engine in a separate process (real scheduler, fake device)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from chorale.serve.watch import WatchLimits
 from tests.support.serve.fake_engine import LIMITS, Behaviour
 from tests.support.serve.harness import collect, expected, request, rig, run, until
 
-SOON = 20.0  # seconds: a tenth of what the requests would take, and enough for two busy cores
+SOON = 20.0  # seconds: a tenth of the time that the requests would take, and enough on two busy cores
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_tokens_arrive_in_order_whoever_else_runs(loop: str) -> None:
+def test_tokens_of_concurrent_requests_arrive_in_order(loop: str) -> None:
     async def scene() -> None:
         async with rig() as r:
             asked = [
@@ -52,14 +52,14 @@ def test_abort_ends_the_stream_and_frees_the_engine() -> None:
             assert [reason for _, reason in answer.values()] == ["abort", "abort"]
             assert r.client.num_in_flight == 0
             assert await r.engine_is_empty() < SOON
-            # The id may be used again, and old chunks do not leak into the new stream.
+            # The id may be used again, and old chunks do not reach the new stream.
             again = request("r", 10)
             assert await collect(r.client.submit(again)) == {0: (expected(again), "length")}
 
     run(scene())
 
 
-def test_a_choice_that_is_dropped_stops_in_the_engine_and_the_others_go_on() -> None:
+def test_a_dropped_choice_stops_in_the_engine_and_the_others_continue() -> None:
     async def scene() -> None:
         async with rig(Behaviour(step_seconds=0.005)) as r:
             asked = request("r", 400, n=3)
@@ -77,7 +77,7 @@ def test_a_choice_that_is_dropped_stops_in_the_engine_and_the_others_go_on() -> 
     run(scene())
 
 
-def test_leaving_a_stream_aborts_it() -> None:
+def test_closing_a_stream_aborts_its_request() -> None:
     async def scene() -> None:
         async with rig(Behaviour(step_seconds=0.005)) as r:
             streams = [r.client.submit(request(f"r{i}", 50_000)) for i in range(200)]
@@ -86,14 +86,14 @@ def test_leaving_a_stream_aborts_it() -> None:
             assert r.client.num_in_flight == 0
             assert await r.engine_is_empty() < SOON
             assert r.client.stats.kv_blocks_used == 0
-            again = [request(f"r{i}", 5, seed=i) for i in range(200)]  # no id is still somebody's
+            again = [request(f"r{i}", 5, seed=i) for i in range(200)]  # the ids are free again
             answers = await asyncio.gather(*(collect(r.client.submit(asked)) for asked in again))
             assert answers == [{0: (expected(asked), "length")} for asked in again]
 
     run(scene())
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+def test_a_full_queue_refuses_requests_with_retry_after() -> None:
     async def scene() -> None:
         async with rig(Behaviour(step_seconds=0.005, max_num_seqs=4), max_queued_requests=2) as r:
             streams = [r.client.submit(request(f"r{i}", 50_000)) for i in range(5)]
@@ -115,7 +115,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     run(scene())
 
 
-def test_a_request_that_the_engine_refuses_harms_nobody() -> None:
+def test_a_request_that_the_engine_refuses_affects_no_other_request() -> None:
     async def scene() -> None:
         async with rig() as r:
             stream = r.client.submit(request("long", prompt=[1] * (LIMITS.max_model_len + 1), n=2))
@@ -129,7 +129,7 @@ def test_a_request_that_the_engine_refuses_harms_nobody() -> None:
     run(scene())
 
 
-def test_an_engine_without_grammars_says_so_while_it_runs_others() -> None:
+def test_a_busy_engine_without_grammars_answers_a_grammar_check_with_a_reason() -> None:
     async def scene() -> None:
         async with rig(Behaviour(step_seconds=0.005)) as r:
             stream = r.client.submit(request("r", 50_000))
@@ -139,7 +139,7 @@ def test_an_engine_without_grammars_says_so_while_it_runs_others() -> None:
     run(scene())
 
 
-def test_while_loading_there_is_progress_and_no_service() -> None:
+def test_a_loading_engine_reports_progress_and_refuses_requests() -> None:
     async def scene() -> None:
         async with rig(Behaviour(load_seconds=0.5), wait=False) as r:
             with pytest.raises(EngineLoadingError):
@@ -156,7 +156,7 @@ def test_while_loading_there_is_progress_and_no_service() -> None:
     run(scene())
 
 
-def test_a_reader_that_does_not_read_is_dropped() -> None:
+def test_the_request_of_a_reader_that_does_not_read_is_aborted() -> None:
     async def scene() -> None:
         limits = ClientLimits(ping_interval=0.05, max_pending_tokens=50, slow_reader_patience=0.3)
         async with rig(Behaviour(step_seconds=0.001), client=limits) as r:
@@ -185,7 +185,7 @@ def test_kill_9_of_the_engine_fails_streams_at_once_and_service_returns(loop: st
             assert all(isinstance(e, EngineDeadError) for e in results)
             assert len({id(e) for e in results}) == 50  # tracebacks are not shared
             assert {(e.status, e.code) for e in results} == {(503, "engine_restarted")}
-            assert r.client.status.state == "dead"  # they did not wait for the next engine
+            assert r.client.status.state == "dead"  # the streams did not wait for the next engine
             with pytest.raises(EngineDeadError):
                 r.client.submit(request("now"))
             await r.ready()
@@ -197,14 +197,14 @@ def test_kill_9_of_the_engine_fails_streams_at_once_and_service_returns(loop: st
     run(scene(), loop)
 
 
-def test_a_step_that_raises_fails_everyone_and_the_engine_is_replaced() -> None:
+def test_a_step_that_raises_fails_all_requests_and_the_engine_is_replaced() -> None:
     async def scene() -> None:
         async with rig(Behaviour(step_seconds=0.002, fail_at_step=20)) as r:
             streams = [r.client.submit(request(f"r{i}", 50_000)) for i in range(3)]
             first = r.client.info.engine_id
             results = await asyncio.gather(*(collect(s) for s in streams), return_exceptions=True)
             assert all(isinstance(e, EngineDeadError) for e in results)
-            # Its heart beats on until the process has ended: that must not look like life.
+            # Heartbeats that the failed process still sends must not count as a new engine.
             await until(lambda: r.client.status.state == "ready", "ready again")
             assert r.client.info.engine_id != first
             await until(lambda: r.monitor.num_restarts == 1, "a restart")
@@ -216,7 +216,7 @@ def test_a_step_that_raises_fails_everyone_and_the_engine_is_replaced() -> None:
     run(scene())
 
 
-def test_closing_the_client_aborts_what_it_has() -> None:
+def test_closing_the_client_aborts_its_requests() -> None:
     async def scene() -> None:
         async with rig(Behaviour(step_seconds=0.002)) as r:
             observer = RemoteClient(r.directory)
@@ -244,7 +244,7 @@ def test_two_clients_do_not_see_each_others_tokens() -> None:
             try:
                 await until(lambda: other.status.state == "ready", "the second client is ready")
                 mine, theirs = request("a", 300), request("b", 300, seed=8)
-                same = request("a", 10)  # an id in use by the other client: refused, and nobody is harmed
+                same = request("a", 10)  # refused, because the other client uses this id
                 stream = r.client.submit(mine)
                 await until(lambda: stream.num_pending_tokens > 0, "the first client's request runs")
                 answers = await asyncio.gather(
@@ -284,8 +284,8 @@ def test_two_processes_share_the_capacity_of_the_engine() -> None:
     run(scene())
 
 
-def test_a_silent_engine_is_taken_for_dead_and_may_come_back() -> None:
-    """Only if no supervisor kills it first: here its patience is long."""
+def test_a_silent_engine_counts_as_dead_until_it_sends_heartbeats_again() -> None:
+    """The supervisor's timeout is long here, so that it does not kill the engine first."""
 
     async def scene() -> None:
         patient, watch = (
@@ -303,7 +303,7 @@ def test_a_silent_engine_is_taken_for_dead_and_may_come_back() -> None:
             finally:
                 os.kill(r.engine_pid, signal.SIGCONT)
             await r.ready()
-            asked = request("r", 10)  # the same id: the old request has gone with its connection
+            asked = request("r", 10)  # the same id: the old request ended with its connection
             await r.engine_is_empty()
             assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
             assert r.monitor.num_restarts == 0
@@ -311,8 +311,8 @@ def test_a_silent_engine_is_taken_for_dead_and_may_come_back() -> None:
     run(scene())
 
 
-def test_a_client_that_was_silent_for_too_long_is_told_what_it_lost() -> None:
-    """As after a stop of the whole process: its streams must not wait for ever."""
+def test_the_streams_of_a_client_that_was_silent_for_too_long_fail() -> None:
+    """A process that was stopped for a while is silent, too. Its streams must not wait forever."""
 
     async def scene() -> None:
         drowsy = ClientLimits(ping_interval=3.0)
@@ -322,7 +322,7 @@ def test_a_client_that_was_silent_for_too_long_is_told_what_it_lost() -> None:
                 await collect(stream)
             assert r.client.num_in_flight == 0
             assert r.client.status.state == "ready"
-            asked = request("r", 10)  # goes on with the same engine; the old request has gone
+            asked = request("r", 10)  # the same engine takes it: the old request is gone
             assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
             assert r.monitor.num_restarts == 0
 

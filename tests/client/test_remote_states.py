@@ -1,4 +1,4 @@
-"""RemoteClient against sockets that speak for an engine: what a real engine says only at the wrong moment."""
+"""RemoteClient against scripted engine sockets: messages that a real engine sends only in rare races."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Wire:
         self.say(StepMessage(engine_id, StepOutputs([chunk], EngineStats())))
 
     def read(self) -> list[Any]:
-        """What the client has sent so far; its newest connection is the one that ``say`` answers."""
+        """Return all messages that the client has sent; ``say`` then answers on its newest connection."""
         with contextlib.suppress(zmq.Again):
             while True:
                 self._identity, data = self._router.recv_multipart(zmq.NOBLOCK)
@@ -108,19 +108,19 @@ async def wire(**limits: float) -> AsyncIterator[Wire]:
 
 
 async def settle(rounds: int = 20) -> None:
-    """Give messages that must change nothing the time to do so."""
+    """Wait until messages that must have no effect have arrived."""
     for _ in range(rounds):
         await asyncio.sleep(0.01)
 
 
-def test_heartbeats_after_the_last_words_are_not_life() -> None:
-    """The process of an engine that failed beats until it has ended."""
+def test_heartbeats_of_an_engine_that_reported_its_failure_are_ignored() -> None:
+    """The process of a failed engine sends heartbeats until it has ended."""
 
     async def scene() -> None:
         async with wire() as w:
             await w.attach("one")
             w.say(EngineFailed("one", "the device failed"))
-            await until(lambda: w.client.status.state == "dead", "the last words arrive")
+            await until(lambda: w.client.status.state == "dead", "the failure arrives")
             for _ in range(20):
                 w.beat("one")
                 await asyncio.sleep(0.01)
@@ -133,7 +133,7 @@ def test_heartbeats_after_the_last_words_are_not_life() -> None:
     run(scene())
 
 
-def test_each_check_of_a_grammar_gets_its_own_answer_or_the_end_of_the_engine() -> None:
+def test_each_grammar_check_gets_its_answer_or_an_error_when_the_engine_fails() -> None:
     async def scene() -> None:
         async with wire() as w:
             await w.attach("one")
@@ -156,7 +156,7 @@ def test_each_check_of_a_grammar_gets_its_own_answer_or_the_end_of_the_engine() 
     run(scene())
 
 
-def test_what_a_former_engine_says_is_ignored() -> None:
+def test_messages_of_an_earlier_engine_are_ignored() -> None:
     async def scene() -> None:
         async with wire() as w:
             await w.attach("one")
@@ -175,7 +175,7 @@ def test_what_a_former_engine_says_is_ignored() -> None:
 
 
 def test_streams_that_the_engine_dropped_are_aborted_there_too() -> None:
-    """A request may cross the engine's message on its way: nobody would read its tokens."""
+    """A request may have been sent before ``ClientExpired`` arrived: it would run without a reader."""
 
     async def scene() -> None:
         async with wire() as w:
@@ -191,8 +191,8 @@ def test_streams_that_the_engine_dropped_are_aborted_there_too() -> None:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_a_loop_that_paused_does_not_take_a_living_engine_for_dead(loop: str) -> None:
-    """uvloop runs timers before it reads sockets: after a pause in a reader, a beat is there and not read."""
+def test_a_blocked_event_loop_does_not_count_a_live_engine_as_dead(loop: str) -> None:
+    """uvloop runs timers before it reads sockets: after a blocking reader, a heartbeat is still unread."""
 
     async def scene() -> None:
         async with wire(ping_interval=0.05, engine_silence=1.0) as w:
@@ -218,7 +218,7 @@ def test_a_loop_that_paused_does_not_take_a_living_engine_for_dead(loop: str) ->
     run(scene(), loop)
 
 
-def test_an_engine_that_was_given_up_has_failed_and_runs_nothing() -> None:
+def test_a_failed_heartbeat_ends_all_streams_and_clears_the_gauges() -> None:
     async def scene() -> None:
         async with wire() as w:
             await w.attach("one")
@@ -231,7 +231,7 @@ def test_an_engine_that_was_given_up_has_failed_and_runs_nothing() -> None:
             beat = Heartbeat(engine_id="", pid=0, state="failed", message="no such device")
             for _ in range(3):
                 w._beats.send(encode(beat))
-            await until(lambda: w.client.status.state == "failed", "it is known")
+            await until(lambda: w.client.status.state == "failed", "the client knows it")
             assert w.client.status.message == "no such device"
             stats = w.client.stats
             assert (stats.num_running, stats.kv_blocks_used, stats.generation_tokens) == (0, 0, 7)

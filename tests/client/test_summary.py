@@ -1,4 +1,4 @@
-"""Sums over several engines."""
+"""Statistics summed over several engines."""
 
 from __future__ import annotations
 

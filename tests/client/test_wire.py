@@ -1,4 +1,4 @@
-"""The messages: each comes back as it was sent, and nothing else is taken for one."""
+"""Messages survive encoding and decoding, and other data is rejected."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CHUNK = TokenChunk(
         wire.Unregister(),
     ],
 )
-def test_requests_come_back(message: wire.ToEngine) -> None:
+def test_messages_to_the_engine_are_decoded_as_they_were_encoded(message: wire.ToEngine) -> None:
     assert wire.decode_to_engine(wire.encode(message)) == message
 
 
@@ -62,11 +62,11 @@ def test_requests_come_back(message: wire.ToEngine) -> None:
         wire.ClientExpired("e", "why"),
     ],
 )
-def test_answers_come_back(message: wire.FromEngine) -> None:
+def test_messages_from_the_engine_are_decoded_as_they_were_encoded(message: wire.FromEngine) -> None:
     assert wire.decode_from_engine(wire.encode(message)) == message
 
 
-def test_beats_come_back() -> None:
+def test_heartbeats_are_decoded_as_they_were_encoded() -> None:
     info = EngineInfo(model="m", max_model_len=5, max_num_seqs=2, startup_seconds={"load": 0.5})
     beat = wire.Heartbeat(engine_id="e", pid=3, state="ready", step_seconds=1.5, info=info)
     assert wire.decode_heartbeat(wire.encode(beat)) == beat
