@@ -105,7 +105,13 @@ _PREFETCH = tl.constexpr("""{
 
 @triton.jit
 def _words_at(address):
-    return address.to(tl.pointer_type(tl.int32))
+    return _long_address(address).to(tl.pointer_type(tl.int32))
+
+
+@triton.jit
+def _long_address(address):
+    # Triton passes an address below 2 GiB as int32; the heap of Debian's Python is there.
+    return tl.cast(address, tl.int64)
 
 
 @triton.jit
@@ -149,7 +155,7 @@ def _poll4(place, code, status):
     """Without ASM: wait until no word at ``place`` is EMPTY, or until the limit."""
     at, code_at = _words_at(place), _words_at(status)
     there = code != 0
-    limit = tl.load(status.to(tl.pointer_type(tl.int64)) + 1, volatile=True)
+    limit = tl.load(_long_address(status).to(tl.pointer_type(tl.int64)) + 1, volatile=True)
     polls = limit * 0
     missing = 1
     while missing > 0:
@@ -245,7 +251,7 @@ def wait_for_flags(first, stride, value, rank, status, N: tl.constexpr, ASM: tl.
         )  # fmt: skip
     else:
         code_at = _words_at(status)
-        limit = tl.load(status.to(tl.pointer_type(tl.int64)) + 1, volatile=True) * 2
+        limit = tl.load(_long_address(status).to(tl.pointer_type(tl.int64)) + 1, volatile=True) * 2
         for other in tl.static_range(N):
             polls = limit * 0
             waiting = rank != other
