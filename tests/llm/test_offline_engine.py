@@ -352,7 +352,7 @@ def default_collector() -> Iterator[None]:
     tune_garbage_collector()
 
 
-@pytest.mark.usefixtures("usual_collector")
+@pytest.mark.usefixtures("default_collector")
 def test_objects_that_the_program_has_frozen_stay_frozen(engine: OfflineEngine) -> None:
     gc.freeze()
     count = gc.get_freeze_count()
@@ -360,7 +360,7 @@ def test_objects_that_the_program_has_frozen_stay_frozen(engine: OfflineEngine) 
     assert gc.get_freeze_count() > 0.9 * count  # some objects may have been freed
 
 
-@pytest.mark.usefixtures("usual_collector")
+@pytest.mark.usefixtures("default_collector")
 def test_a_run_restores_the_garbage_collector(engine: OfflineEngine, device: Device) -> None:
     during: list[tuple[int, int]] = []
     device.before_step = lambda _: during.append((gc.get_threshold()[0], gc.get_freeze_count()))
