@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Callable
@@ -11,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chorale.errors import RequestError
+from chorale.errors import QueueFullError, RequestError
 from chorale.grammar import checker
 from chorale.grammar.checker import GrammarChecker
-from chorale.grammar.constraint import MAX_BYTES, MAX_DEPTH, check_size, json_object, json_schema, regex
+from chorale.grammar.constraint import MAX_BYTES, MAX_DEPTH, check_size, json_schema, regex
 from chorale.grammar.frames import raw_grammar
 from chorale.grammar.matcher import check_constraint, compile_grammar, to_lark
 from chorale.harmony.vocab import load_vocabulary
@@ -202,7 +203,9 @@ async def test_the_checker_limits_running_compilations_only(
         await own.check([regex(pattern, "p")])
         with pytest.raises(RequestError):
             await own.check([regex(pattern + "(", "p")])
-    await own.check([json_object("p")])
+    checks = (own.check([regex(pattern, "p")]) for pattern in ("d", "e", "f"))
+    found = await asyncio.gather(*checks, return_exceptions=True)
+    assert [type(each) for each in found].count(QueueFullError) == 1
 
 
 @pytest.mark.parametrize("text", ["a\ud800", "\udc00", "x" * (MAX_BYTES + 1), "é" * (MAX_BYTES // 2 + 1)])

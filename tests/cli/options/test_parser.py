@@ -9,6 +9,7 @@ import pytest
 from chorale.cli.commands.client.chat import chat_parser
 from chorale.cli.commands.measure.bench_serve import parser
 from chorale.cli.main import main
+from chorale.config.options.parser import whole_names
 from chorale.errors import ConfigError
 
 
@@ -25,6 +26,10 @@ def test_unambiguous_prefixes_are_accepted() -> None:
 def test_a_complete_name_is_not_taken_as_a_prefix() -> None:
     assert read("--model m --seed 3 --host h").model == "m"
     assert read("--tokenizer x --tokenizer-m y").tokenizer_mode == "y"
+
+
+def test_words_after_two_dashes_are_unchanged() -> None:
+    assert whole_names(["--see", "--", "--see"], {"seed": "seed"}) == ["--seed", "--", "--see"]
 
 
 def test_every_parser_accepts_prefixes() -> None:
