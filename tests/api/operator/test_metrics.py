@@ -62,6 +62,7 @@ async def test_the_client_counts_every_request_and_token() -> None:
     assert value(metrics, "vllm:request_params_n_sum") == 2
     assert value(metrics, "vllm:request_params_max_tokens_sum") == 50
     assert value(metrics, "vllm:e2e_request_latency_seconds_count") == 2
+    assert 0 <= value(metrics, "vllm:e2e_request_latency_seconds_sum") < 600
 
 
 async def test_time_per_output_token_is_the_mean_after_the_first_token() -> None:

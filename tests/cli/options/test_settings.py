@@ -202,6 +202,13 @@ def test_keys_come_from_flag_file_or_environment_and_are_never_shown(tmp_path: P
     assert merge(["--api-key", "a", "--api-key=b", "--port", "1"], {}).api_keys == ("a", "b")
 
 
+@pytest.mark.parametrize(("option", "browser"), [("pages", "offline"), ("url", "searxng")])
+def test_the_address_of_a_search_selects_its_service(option: str, browser: str) -> None:
+    given = [f"--browser-tool-{option}", "http://search"]
+    assert merge(given, {}).server.tools.browser == browser
+    assert merge([*given, "--browser-tool", "none"], {}).server.tools.browser == "none"
+
+
 def test_a_key_of_the_file_may_have_a_weight(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("plain\nheavy weight=2.5\nwith space weight=0.5\n")
