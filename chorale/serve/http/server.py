@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import socket
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from starlette.types import ASGIApp
 from chorale.api.http.request_limits import LocalHosts, is_loopback
 from chorale.api.listening import BACKLOG, Stop, bind_sockets, stop_signals
 from chorale.config.engine import ServerConfig
+from chorale.machine.processes import quick_switching
 from chorale.serve.http.protocol import limited_protocol
 from chorale.serve.http.tls import check_tls
 
@@ -211,7 +211,7 @@ async def attended(app: HttpMiddleware, services: Sequence[Service]) -> AsyncIte
 @contextlib.asynccontextmanager
 async def _running(services: Sequence[Service]) -> AsyncIterator[None]:
     """Runs the services while the body runs, then closes them."""
-    with _quick_switching():
+    with quick_switching():
         tasks = [asyncio.create_task(service.run()) for service in services]
         try:
             yield
@@ -278,20 +278,6 @@ async def _finish(services: Sequence[Service], timeout: float, stop: Stop) -> No
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
-
-
-@contextlib.contextmanager
-def _quick_switching() -> Iterator[None]:
-    """Sets the thread switch interval to 1 ms while serving.
-
-    With the default of 5 ms, a thread that parses a large body would limit streams to 200 events a second.
-    """
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(0.001)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 @contextlib.contextmanager

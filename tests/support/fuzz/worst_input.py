@@ -23,7 +23,6 @@ import os
 import random
 import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -31,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chorale.machine.processes import quiet_collector
+from chorale.machine.processes import quick_switching, quiet_collector
 
 MAX_HELD_SECONDS = 0.05
 MAX_MEMORY = 4.0  # as a multiple of the input, in addition to MEMORY_CONSTANT
@@ -149,7 +148,8 @@ def _measured(cost: Cost) -> Iterator[_Looks]:
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     # As in a server. Collecting the garbage of earlier tests would hold the lock for 50 ms.
-    with quiet_collector(gc.get_threshold()), _on_one_processor(), _short_switches():
+    # A server switches after 1 ms, too: what is left of a long hold is a call that does not release the lock.
+    with quiet_collector(gc.get_threshold()), _on_one_processor(), quick_switching():
         looks, started = _Looks(), time.process_time()
         yield looks
         looks.look()
@@ -200,20 +200,6 @@ def _on_one_processor() -> Iterator[None]:
         yield
     finally:
         _run_on(allowed)
-
-
-@contextlib.contextmanager
-def _short_switches() -> Iterator[None]:
-    """Lets the reading thread request the lock after 1 ms instead of 5.
-
-    Bytecode then yields sooner, so a long hold is a single call that does not release the lock.
-    """
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(0.001)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def _run_on(processors: set[int]) -> None:
