@@ -73,7 +73,7 @@ class Leases:
         self._unreleased.append(lease)
 
     async def end(self, store: ResponseStore) -> None:
-        """Expires this server in the store and ends all that it still owns. Never raises."""
+        """Marks this server as dead in the store, which ends its live responses. Never raises."""
         with contextlib.suppress(ChoraleError):
             await store.jobs.expire(self.server_id, None)
 

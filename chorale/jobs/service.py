@@ -60,7 +60,7 @@ def open_service(config: ServerConfig, store: ResponseStore) -> BatchService | N
     return BatchService(contents, quota, limits)
 
 
-def check_place(config: ServerConfig) -> None:
+def check_batch_storage(config: ServerConfig) -> None:
     """Checks that the storage named by the operator can be used. Raises ``ConfigError``. Blocks."""
     if config.batch_storage not in (None, NONE):
         if config.response_store == MEMORY:

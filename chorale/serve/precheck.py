@@ -52,9 +52,9 @@ def check_start(engine: EngineConfig, server: ServerConfig) -> None:
         _check_sizes(engine, model)
     check_store(server.response_store)
     if server.batch_storage is not None:
-        from chorale.jobs.service import check_place  # imports many modules
+        from chorale.jobs.service import check_batch_storage  # imports many modules
 
-        check_place(server)
+        check_batch_storage(server)
 
 
 def check_device(config: EngineConfig) -> None:

@@ -164,10 +164,10 @@ def writes(
 
 
 def _any_older(db: Database, oldest: float) -> bool:
-    """Returns whether any row has expired. Runs with every write; costs one index lookup per table."""
+    """Returns whether any unused row has expired. Runs with every write; costs one index lookup per table."""
     row = db.execute(
-        "SELECT EXISTS (SELECT 1 FROM responses WHERE used < ?)"
-        " OR EXISTS (SELECT 1 FROM conversations WHERE used < ?)",
+        "SELECT EXISTS (SELECT 1 FROM responses WHERE used < ? AND server_id IS NULL)"
+        " OR EXISTS (SELECT 1 FROM conversations WHERE used < ? AND server_id IS NULL)",
         (oldest, oldest),
     ).fetchone()
     return bool(row[0])

@@ -183,7 +183,8 @@ class Files(Rows):
 
     @writes
     def _expire(self, db: Database) -> list[str]:
-        db.execute(f"UPDATE files SET state = 'gone', num_bytes = 0 WHERE {_EXPIRED}", (self.now,))
+        expired = f"SELECT seq FROM files WHERE {_EXPIRED} ORDER BY expires LIMIT {_SWEPT}"
+        db.execute(f"UPDATE files SET state = 'gone', num_bytes = 0 WHERE seq IN ({expired})", (self.now,))
         rows = db.execute(f"SELECT id FROM files WHERE state = 'gone' ORDER BY seq LIMIT {_SWEPT}")
         return [row[0] for row in rows.fetchall()]
 

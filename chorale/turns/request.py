@@ -183,7 +183,7 @@ def _check_unbound(sampling: SamplingSpec) -> None:
     for name in ("min_tokens", "ignore_eos", "allowed_token_ids"):
         if getattr(sampling, name):
             raise unsupported(
-                name, "cannot be kept together with structured output, a choice of tools or a budget"
+                name, "cannot be combined with structured output, tool_choice or a thinking budget"
             )
 
 

@@ -14,7 +14,7 @@ from chorale.engine.kv_cache.index_log import split_hashes
 from chorale.engine.kv_cache.prefix import usable_prefix
 from chorale.engine.types import BlockChanges, GenerateRequest, PrefixIndexState
 
-FIRST_BATCH, BATCH = 4, 32  # blocks that are hashed before a look-up: at the beginning, and at most
+FIRST_BATCH, BATCH = 4, 32  # blocks hashed per look-up: smallest and largest batch
 
 
 class PrefixIndex:
