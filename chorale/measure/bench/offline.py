@@ -12,9 +12,8 @@ import numpy as np
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.errors import ChoraleError, ConfigError
+from chorale.harmony.vocab import NUM_RANKS
 from chorale.measure.bench.drafts import DraftCounts
-
-_WORDS = 199_000  # ids below this are ordinary tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ def play(core: EngineCore, batch: Batch, output_len: int | None = None) -> float
         core.add_request(
             GenerateRequest(
                 request_id=f"bench-{row}",
-                prompt_token_ids=generator.integers(0, _WORDS, batch.input_len).tolist(),
+                prompt_token_ids=generator.integers(0, NUM_RANKS, batch.input_len).tolist(),
                 sampling=SamplingSpec(
                     temperature=batch.temperature, ignore_eos=True, max_tokens=wanted, seed=batch.seed + row
                 ),

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from chorale.errors import ConfigError
-from chorale.harmony.vocab import Vocabulary
+from chorale.harmony.vocab import NUM_RANKS, Vocabulary
 from chorale.measure.bench.load import LoadRequest
 
 CHAT_ENDPOINT = "/v1/chat/completions"
-_WORDS = 199_998  # number of ordinary tokens; ids above are special
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +48,10 @@ def random_prompts(
     ``as_text``: decode them with this vocabulary. Token counts are then approximate.
     """
     generator = random.Random(seed)
-    common = [generator.randrange(_WORDS) for _ in range(prefix)]
+    common = [generator.randrange(NUM_RANKS) for _ in range(prefix)]
     for _ in range(count):
         length, output = lengths.draw(generator)
-        ids = common + [generator.randrange(_WORDS) for _ in range(length)]
+        ids = common + [generator.randrange(NUM_RANKS) for _ in range(length)]
         yield LoadPrompt(ids if as_text is None else as_text.decode(ids), len(ids), output)
 
 

@@ -109,8 +109,9 @@ def test_outcomes_have_the_times_and_usage_of_the_response() -> None:
         assert (each.prompt_tokens, each.output_tokens, len(each.itl)) == (7, 6, 2)  # tokens of the usage
         assert each.latency == pytest.approx(each.ttft + sum(each.itl))
         assert each.tpot == pytest.approx((each.latency - each.ttft) / 5)
-        assert min(each.itl) > 0.005
-    assert sum(each.start < 0.01 for each in outcomes) == 2  # two at once
+        assert min(each.itl) > 0
+    running = [sum(a.start <= b.start < a.start + a.latency for a in outcomes) for b in outcomes]
+    assert max(running) == 2
 
 
 async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -8,11 +8,11 @@ import math
 import random
 from typing import Any
 
+from chorale.harmony.vocab import NUM_RANKS
 from chorale.measure.selfcheck.check import Failed, Found
 from chorale.measure.selfcheck.recorded import KNOWN_ANSWERS, Draw, Position, Sequence
 from chorale.measure.selfcheck.serving.server import Context, Server
 
-_WORDS = 199_000  # ids below this are ordinary tokens
 _TOP = 4  # alternative tokens recorded at each position
 _LONG = (8192, 32_768)  # tokens of long prompts, sent if the engine's limits allow them
 _TEMPERATURES = (0.5, 1.0, 2.0)
@@ -60,7 +60,7 @@ async def check_record(server: Server, context: Context) -> Found:
 
 def _random(seed: int, length: int) -> list[int]:
     generator = random.Random(seed)
-    return [generator.randrange(_WORDS) for _ in range(length)]
+    return [generator.randrange(NUM_RANKS) for _ in range(length)]
 
 
 async def _scored(
