@@ -6,19 +6,24 @@ Needs ``chorale serve`` in another terminal, and ``pip install anthropic``.
 from __future__ import annotations
 
 from anthropic import Anthropic
-from common import KEY, MODEL, URL
+from common import KEY, URL, model_name
 
 
 def main() -> None:
     client = Anthropic(base_url=URL, api_key=KEY)
     with client.messages.stream(
-        model=MODEL,
+        model=model_name(),
         max_tokens=2048,
         thinking={"type": "enabled", "budget_tokens": 1024},
         messages=[{"role": "user", "content": "What is 17 + 25?"}],
     ) as stream:
         for event in stream:
-            if event.type == "thinking":
+            if event.type == "content_block_start":
+                print(
+                    {"thinking": "Thinking: ", "text": "\n\nAnswer: "}.get(event.content_block.type, ""),
+                    end="",
+                )
+            elif event.type == "thinking":
                 print(event.thinking, end="", flush=True)
             elif event.type == "text":
                 print(event.text, end="", flush=True)

@@ -5,14 +5,14 @@ Needs ``chorale serve`` in another terminal, and ``pip install openai``.
 
 from __future__ import annotations
 
-from common import KEY, MODEL, URL
+from common import KEY, URL, model_name
 from openai import OpenAI
 
 
 def main() -> None:
     client = OpenAI(base_url=f"{URL}/v1", api_key=KEY)
     stream = client.responses.create(
-        model=MODEL, input="What is 23 * 17?", background=True, stream=True, temperature=0
+        model=model_name(), input="What is 23 * 17?", background=True, stream=True, temperature=0
     )
     response_id, last = "", -1
     for event in stream:

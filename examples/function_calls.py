@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from common import KEY, MODEL, URL
+from common import KEY, URL, model_name
 from openai import OpenAI
 
 TOOLS: list[Any] = [
@@ -30,10 +30,10 @@ def get_weather(city: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    client = OpenAI(base_url=f"{URL}/v1", api_key=KEY)
+    client, model = OpenAI(base_url=f"{URL}/v1", api_key=KEY), model_name()
     items: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
     for _ in range(5):  # limits the number of rounds
-        response = client.responses.create(model=MODEL, input=items, tools=TOOLS, temperature=0)
+        response = client.responses.create(model=model, input=items, tools=TOOLS, temperature=0)
         calls = [item for item in response.output if item.type == "function_call"]
         if not calls:
             print(response.output_text)

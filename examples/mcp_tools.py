@@ -10,9 +10,9 @@ third command lists the tools and answers without them. A real model calls the t
 
 from __future__ import annotations
 
-import sys
+import argparse
 
-from common import KEY, MODEL, URL
+from common import KEY, URL, model_name
 
 
 def serve(port: int) -> None:
@@ -33,10 +33,10 @@ def ask(address: str) -> None:
 
     client = OpenAI(base_url=f"{URL}/v1", api_key=KEY)
     response = client.responses.create(
-        model=MODEL,
+        model=model_name(),
         input="How many pieces of the article 'lamp' are in stock?",
         tools=[{"type": "mcp", "server_label": "stock", "server_url": address, "require_approval": "never"}],
-        max_output_tokens=400,
+        max_output_tokens=2000,
     )
     for item in response.output:
         if item.type == "mcp_list_tools":
@@ -47,7 +47,12 @@ def ask(address: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        serve(int(sys.argv[2]))
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("serve", help="run the MCP server").add_argument("port", type=int)
+    commands.add_parser("ask", help="ask the model").add_argument("address", help="URL of the MCP server")
+    given = parser.parse_args()
+    if given.command == "serve":
+        serve(given.port)
     else:
-        ask(sys.argv[2])
+        ask(given.address)

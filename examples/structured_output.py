@@ -5,7 +5,7 @@ Needs ``chorale serve`` in another terminal, and ``pip install openai``.
 
 from __future__ import annotations
 
-from common import KEY, MODEL, URL
+from common import KEY, URL, model_name
 from openai import OpenAI
 from pydantic import BaseModel
 
@@ -19,7 +19,7 @@ class Person(BaseModel):
 def main() -> None:
     client = OpenAI(base_url=f"{URL}/v1", api_key=KEY)
     response = client.responses.parse(
-        model=MODEL,
+        model=model_name(),
         input="Extract the person: Anna Berg is 34 years old and lives in Oslo.",
         text_format=Person,
         temperature=0,

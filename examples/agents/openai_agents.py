@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 
 from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, OpenAI
 
 URL = os.environ.get("CHORALE_URL", "http://localhost:8000")
-MODEL = os.environ.get("CHORALE_MODEL", "demo")
+KEY = os.environ.get("CHORALE_API_KEY", "unused")
 
 
 @function_tool
@@ -22,10 +22,12 @@ def get_weather(city: str) -> str:
 
 def main() -> None:
     set_tracing_disabled(True)  # otherwise the SDK sends traces to OpenAI
-    client = AsyncOpenAI(base_url=f"{URL}/v1", api_key=os.environ.get("CHORALE_API_KEY", "unused"))
+    models = OpenAI(base_url=f"{URL}/v1", api_key=KEY).models.list()
+    model = os.environ.get("CHORALE_MODEL", models.data[0].id)
+    client = AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY)
     agent = Agent(
         name="weather",
-        model=OpenAIResponsesModel(model=MODEL, openai_client=client),
+        model=OpenAIResponsesModel(model=model, openai_client=client),
         model_settings=ModelSettings(temperature=0),
         tools=[get_weather],
     )

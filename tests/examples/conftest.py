@@ -1,6 +1,7 @@
 """One demo server for all examples, with greedy sampling so that the answers are known.
 
-The MCP example needs a server that may call addresses of this machine.
+The served name is not "demo", so that an example works only if it asks the server for the name. The MCP
+example needs a server that may call addresses of this machine.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ import pytest
 
 from tests.support.served import Served, serving
 
-OPTIONS = ("--tool-allow-private-hosts", "--override-generation-config", '{"temperature": 0}')
+NAME = "some/model"
+OPTIONS = (
+    "--served-model-name",
+    NAME,
+    "--tool-allow-private-hosts",
+    "--override-generation-config",
+    '{"temperature": 0}',
+)
 
 
 @pytest.fixture(scope="session")
