@@ -11,7 +11,8 @@ import httpx2
 import pytest
 
 from chorale.cli.commands.client import complete
-from chorale.cli.commands.client.chat import Session, parser
+from chorale.cli.commands.client.chat import chat_parser
+from chorale.cli.commands.client.session import Session
 from chorale.cli.main import main
 from chorale.requests.openai_client import Client, Endpoint
 
@@ -32,15 +33,16 @@ def answer(request: httpx2.Request) -> httpx2.Response:
     text = json.loads(request.content)["messages"][-1]["content"]
     if text == "gone":
         raise httpx2.ConnectError("refused")
+    if text == "echo":  # the answer is the request
+        event = {"choices": [{"delta": {"content": request.content.decode()}}]}
+        return httpx2.Response(200, text=f"data: {json.dumps(event)}\n\n")
     return httpx2.Response(200, stream=Stream(text == "whole"))
 
 
 @pytest.fixture
 def session() -> Session:
-    options = parser("chat", "")
-    options.set_defaults(system_prompt=None, reasoning_effort=None)
     client = Client(Endpoint("http://test/v1"), transport=httpx2.MockTransport(answer))
-    return Session(client, "m", options.parse_args([]))
+    return Session(client, "m", chat_parser().parse_args([]))
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,77 @@ def test_a_file_that_cannot_be_written_does_not_end_the_conversation(
     assert session.loop() == 0
     assert "cannot write" in capsys.readouterr().err
     assert len(json.loads((tmp_path / "all.json").read_text())) == 2
+
+
+def typed(session: Session, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    given = iter([*lines, "/quit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(given))
+    assert session.loop() == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [("/sistem x", "/system"), ("/effort hihg", "high"), ("/save", "/save"), ("/retry", "question")],
+)
+def test_a_bad_command_says_what_was_wrong(
+    session: Session,
+    line: str,
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    typed(session, monkeypatch, line)
+    shown = capsys.readouterr().err
+    assert named in shown
+    assert len(shown.splitlines()) == 1
+    assert session.messages == []
+
+
+def test_settings_are_confirmed_and_sent(
+    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed(session, monkeypatch, "/system Be brief.", "/effort high", "echo")
+    shown = capsys.readouterr().out
+    assert "Reasoning effort set to high." in shown
+    sent = json.loads(session.messages[-1]["content"])
+    assert sent["reasoning_effort"] == "high"
+    assert [each["content"] for each in sent["messages"]] == ["Be brief.", "echo"]
+
+
+def test_retry_replaces_the_last_answer(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed(session, monkeypatch, "whole", "whole", "/retry")
+    assert [each["role"] for each in session.messages] == ["user", "assistant"] * 2
+
+
+def test_retry_repeats_a_question_that_failed(
+    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed(session, monkeypatch, "whole", "gone", "/retry")
+    assert capsys.readouterr().err.count("ConnectError") == 2
+    assert [each["content"] for each in session.messages] == ["whole", "some"]
+
+
+def test_a_saved_conversation_is_loaded_with_its_system_prompt(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "chat.json"
+    typed(session, monkeypatch, "/system Be brief.", "whole", f"/save {file}", "/clear", "/system Be rude.")
+    assert session.messages == []
+    typed(session, monkeypatch, f"/load {file}", "echo")
+    sent = json.loads(session.messages[-1]["content"])["messages"]
+    assert [each["content"] for each in sent] == ["Be brief.", "whole", "some", "echo"]
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", '[{"role": "user"}]', "no"])
+def test_a_file_without_a_conversation_changes_nothing(
+    session: Session, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    file = tmp_path / "chat.json"
+    file.write_text(content)
+    typed(session, monkeypatch, "whole", f"/load {file}")
+    assert str(file) in capsys.readouterr().err
+    assert len(session.messages) == 2
 
 
 @pytest.mark.parametrize("command", ["chat", "complete"])

@@ -6,7 +6,8 @@ import sys
 import time
 from typing import Any
 
-from chorale.cli.commands.client.chat import connected, parser, sampling, typed_lines
+from chorale.cli.commands.client.chat import connected, parser
+from chorale.cli.commands.client.session import sampling, typed_lines
 from chorale.cli.commands.client.terminal import Answer, printable
 from chorale.cli.error import print_error
 from chorale.config.options.parser import Parser

@@ -1,4 +1,4 @@
-"""Prints an answer as it arrives, unbuffered, with dimmed reasoning and named tool calls."""
+"""Prints an answer as it arrives, with dimmed reasoning, rendered Markdown and named tool calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from chorale.cli.commands.client.markdown import MarkdownWriter
 
 DIM, BOLD, RESET = "\033[2m", "\033[1m", "\033[0m"
 
@@ -31,13 +36,17 @@ class Answer:
 
 
 class Printer:
-    """Writes deltas to the terminal, with styles.
+    """Writes deltas to the terminal, with styles. ``plain``: shows Markdown as it is written.
 
     If standard output is a pipe or a file, it receives the plain answer, and standard error the reasoning.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, plain: bool = False) -> None:
         self._styled = sys.stdout.isatty()
+        self._console = Console() if self._styled and not plain else None
+        if self._console is not None and self._console.is_dumb_terminal:
+            self._console = None
+        self._markdown: MarkdownWriter | None = None
         self._mode = ""
 
     @property
@@ -47,14 +56,27 @@ class Printer:
     def write(self, mode: str, text: str) -> None:
         if mode != self._mode:
             self._switch(mode)
+        if self._markdown is not None:
+            self._markdown.write(printable(text))
+            return
         self._output.write(printable(text))
         self._output.flush()
 
     def _switch(self, mode: str) -> None:
-        if self._mode:
+        if self._markdown is not None:
+            self._markdown.close()
+            self._markdown = None
+        elif self._mode:
             self._output.write((RESET if self._styled else "") + "\n")
+        if self._mode == "reasoning" and mode and self._styled:
+            self._output.write("\n")
+        self._output.flush()
         self._mode = mode
-        if self._styled and mode == "reasoning":
+        if self._console is not None and mode == "content":
+            from chorale.cli.commands.client.markdown import MarkdownWriter
+
+            self._markdown = MarkdownWriter(self._console)
+        elif self._styled and mode == "reasoning":
             sys.stdout.write(DIM)
         elif self._styled and mode == "tool":
             sys.stdout.write(BOLD)
