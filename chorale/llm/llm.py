@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -22,6 +23,7 @@ from chorale.errors import ConfigError
 from chorale.harmony.vocab import load_vocabulary
 from chorale.llm.batch import Batch, Order
 from chorale.llm.engine import OfflineEngine
+from chorale.llm.options import EngineOptions, as_arguments, engine_arguments, engine_signature
 from chorale.llm.outputs import RequestOutput
 from chorale.llm.params import SamplingParams, check_names
 from chorale.llm.progress import UseTqdm, make_progress
@@ -62,27 +64,47 @@ _IGNORED = {
 }
 
 
-class LLM:
-    """An engine in this process. Arguments are the fields of ``EngineConfig``.
+# Attributes of vLLM's LLM that are missing here, with what to do instead.
+_MISSING = {
+    "get_tokenizer": "the vocabulary is o200k_harmony, which tiktoken and openai_harmony contain",
+    "beam_search": "beam search is not supported",
+    "sleep": "shutdown() frees the memory; a new LLM loads the model again",
+    "wake_up": "shutdown() frees the memory; a new LLM loads the model again",
+    "llm_engine": "the engine has no public interface",
+    "collective_rpc": "the engine has no public interface",
+    "apply_model": "the engine has no public interface",
+} | dict.fromkeys(("encode", "embed", "classify", "score", "reward"), "gpt-oss only generates text")
 
-    With ``data_parallel_size`` N above 1, there are N engine processes, each with its own GPU or GPUs.
+
+class LLM:
+    """An engine in this process, with the interface of vLLM's ``LLM``.
 
     The thread that calls ``generate`` or ``chat`` runs the engine; a call from another thread waits until
     the first call has returned. ``shutdown`` (or leaving a ``with``) frees the memory.
+
+    An unknown argument is a ``TypeError``, a bad value a ``ConfigError``. None means: let Chorale decide.
     """
 
-    def __init__(self, model: str = "demo", **options: Any) -> None:
-        """Raises ``TypeError`` for an unknown argument, with the nearest known one, and ``ConfigError`` for a
-        bad value."""
+    def __init__(self, model: str | os.PathLike[str] = "demo", **options: Unpack[EngineOptions]) -> None:
         self._vocab = load_vocabulary()
         count = _count_of_engines(options.pop("data_parallel_size", None))
-        self._engine = _open(_config(model, options, count), count)
+        try:
+            self._engine = _open(_config(model, dict(options), count), count)
+        except ConfigError as error:
+            error.message = as_arguments(error.message)
+            error.args = (error.message,)
+            raise
         for note in self.info.notes:
             logger.warning("%s", note)
         self._numbers = itertools.count()
 
+    def __getattr__(self, name: str) -> Any:
+        reason = f" ({_MISSING[name]})" if name in _MISSING else ""
+        raise AttributeError(f"LLM has no attribute {name!r}{reason}")
+
     @property
     def info(self) -> EngineInfo:
+        """What the engine decided: lengths, sizes and types, and the device."""
         return self._engine.info
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -202,7 +224,11 @@ class LLM:
         return batch.outputs()
 
 
-def _config(model: str, options: dict[str, Any], count: int) -> EngineConfig:
+LLM.__init__.__signature__ = engine_signature()  # type: ignore[attr-defined]
+LLM.__doc__ = f"{inspect.cleandoc(LLM.__doc__ or '')}\n\nArguments:\n\n{engine_arguments()}\n"
+
+
+def _config(model: str | os.PathLike[str], options: dict[str, Any], count: int) -> EngineConfig:
     names = [field.name for field in dataclasses.fields(EngineConfig)]
     for name in [name for name in options if name in _IGNORED]:
         logger.warning("LLM: %s has no effect: %s", name, _IGNORED[name])

@@ -8,13 +8,14 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chorale.client.base import EngineInfo
-from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
+from chorale.config.sampling_fields import GENERATION, MAX_CHOICES, SAMPLING_FIELDS
 from chorale.errors import RequestError
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.matcher import check_constraint
+from chorale.llm.options import listed
 from chorale.requests.formats import constraint_of
 
 _REFUSED = {
@@ -116,15 +117,18 @@ class _Fields:
 
 
 class SamplingParams(_Fields):
-    """Sampling parameters. ``max_tokens`` None: up to the context length; ``temperature`` 0: greedy;
-    ``top_k`` 0 or -1: all tokens; ``stop``: strings that end the output. Raises ``ValueError`` or
-    ``TypeError`` with the name of the argument."""
+    """Sampling parameters, with vLLM's names and defaults.
 
-    def __init__(self, **given: Any) -> None:
-        names = [field.name for field in fields(_Fields)]
-        check_names("SamplingParams", given, names)
-        super().__init__(**{name: _plain(name, value) for name, value in given.items() if name in names})
-        _check(self)
+    A bad value is a ``ValueError`` or a ``TypeError`` that names the argument.
+    """
+
+    if not TYPE_CHECKING:  # type checkers and editors see the arguments of _Fields
+
+        def __init__(self, **given: Any) -> None:
+            names = [field.name for field in fields(_Fields)]
+            check_names("SamplingParams", given, names)
+            super().__init__(**{name: _plain(name, value) for name, value in given.items() if name in names})
+            _check(self)
 
     @classmethod
     def from_defaults(cls, defaults: dict[str, float], **given: Any) -> SamplingParams:
@@ -167,7 +171,46 @@ class SamplingParams(_Fields):
         return f"SamplingParams({', '.join(changed)})"
 
 
+# Meanings for ``LLM``; the others are those of SAMPLING_FIELDS.
+_MEANINGS = {
+    "n": "number of outputs for each prompt",
+    "temperature": "how much chance decides; 0 always takes the likeliest token",
+    "presence_penalty": "subtracted from the logits of tokens that have appeared in the output",
+    "frequency_penalty": "subtracted from the logit of a token for each time it has appeared in the output",
+    "repetition_penalty": "makes tokens of prompt and output less likely if above 1, more likely if below",
+    "min_p": "minimum probability of a token, as a share of the likeliest token's",
+    "seed": "makes the output repeatable; None: a new seed for each call",
+    "max_tokens": "maximum number of output tokens; None: up to the context length",
+    "logprobs": "number of likeliest tokens whose log-probabilities are returned at each position",
+    "prompt_logprobs": "the same for the positions of the prompt",
+    "stop": "strings that end the output",
+    "stop_token_ids": "token ids that end the output",
+    "ignore_eos": "continue after the model has ended its answer",
+    "detokenize": "False: return no text; stop strings then do not work",
+    "skip_special_tokens": "leave special tokens out of the text of generate()",
+    "spaces_between_special_tokens": "has no effect: harmony's special tokens carry no spaces",
+    "include_stop_str_in_output": "keep the stop string at the end of the text",
+    "logit_bias": "values to add to the logits of tokens, by token id",
+    "allowed_token_ids": "generate these tokens only",
+    "bad_words": "texts that must not be generated",
+    "structured_outputs": "a schema, regular expression, list or grammar that the answer must match",
+}
+
+
+def _arguments() -> str:
+    """Returns type, default, meaning and range of each argument of ``SamplingParams``."""
+    rows = []
+    for field in fields(_Fields):
+        number = SAMPLING_FIELDS.get(field.name)
+        meaning = _MEANINGS.get(field.name) or (number.doc if number else "")
+        has_range = number is not None and number.llm_range.high <= MAX_CHOICES
+        meaning += f" ({number.llm_range})" if number and has_range else ""
+        rows.append((field.name, str(field.type), field.default, meaning))
+    return listed(rows)
+
+
 SamplingParams.__signature__ = inspect.signature(_Fields)  # type: ignore[attr-defined]
+SamplingParams.__doc__ = f"{inspect.cleandoc(SamplingParams.__doc__ or '')}\n\nArguments:\n\n{_arguments()}\n"
 
 # Parameters that are a single number; of these, the integers and those that may be None.
 _NUMBERS = {name: field for name, field in SAMPLING_FIELDS.items() if not field.each}
