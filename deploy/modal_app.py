@@ -5,7 +5,7 @@
 
 The guide's client works unchanged: it waits for /health and reads streams of the model "llm". An API key is
 optional: `modal secret create chorale CHORALE_API_KEY=...`, then `CHORALE_SECRET=chorale modal deploy ...`.
-Never deployed by us; docs/deploy.md says what was checked.
+Never deployed by us; docs/how-to/deploy.md says what was checked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPTIONS = {
     "stream-interval": 20,
     "kv-cache-dtype": "fp8",
 }
-# A draft head, as in the guide. None: no speculative decoding (docs/speculation.md has figures for both).
+# A draft head, as in the guide. None: no speculative decoding (docs/explanation/speculation.md: figures).
 SPECULATIVE_CONFIG: dict[str, object] | None = {
     "method": "eagle3",
     "model": "RedHatAI/gpt-oss-20b-speculator.eagle3",

@@ -1,4 +1,4 @@
-"""Writes the generated tables of docs/api.md from the code that enforces them.
+"""Writes the generated tables of docs/reference/api.md from the code that enforces them.
 
     python scripts/api_docs.py           rewrites the page
     python scripts/api_docs.py --check   exits 1 and prints the first line that differs
@@ -24,7 +24,7 @@ from chorale.api.messages import request as messages
 from chorale.api.openapi import operations
 from chorale.api.responses import request as responses
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "api.md"
 
 
 # Fields that are stored and echoed, without other effect.
@@ -98,7 +98,7 @@ def render(page: str) -> str:
     for name, table in TABLES.items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if not pattern.search(page):
-            raise ValueError(f"docs/api.md has no markers for the table {name!r}")
+            raise ValueError(f"docs/reference/api.md has no markers for the table {name!r}")
         body = table().strip() + "\n"
         page = pattern.sub(lambda match, body=body: match.group(1) + body + match.group(2), page)  # type: ignore[misc]
     return page
@@ -109,7 +109,7 @@ def first_difference(page: str, fresh: str) -> str:
     pairs = zip_longest(page.splitlines(), fresh.splitlines(), fillvalue="(end of the page)")
     for number, (old, new) in enumerate(pairs, 1):
         if old != new:
-            return f"docs/api.md:{number} differs:\n  page: {old}\n  code: {new}"
+            return f"docs/reference/api.md:{number} differs:\n  page: {old}\n  code: {new}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Writes the table of all flags in docs/from-vllm.md: `python scripts/vllm_page.py [--check]`."""
+"""Writes the table of all flags in docs/how-to/from-vllm.md: `python scripts/vllm_page.py [--check]`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chorale.config.options.vllm_flags import KNOWN_FLAGS
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "from-vllm.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "from-vllm.md"
 MARKS = re.compile(r"(?<=<!-- all -->\n).*?(?=<!-- /all -->)", re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""Imports between packages follow the directions of docs/architecture.md and have no cycles."""
+"""Imports between packages follow the directions of docs/explanation/architecture.md and have no cycles."""
 
 from __future__ import annotations
 

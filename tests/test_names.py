@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "chorale"
 
-# The loggers that docs/operating.md describes, and the one of uncaught exceptions.
+# The loggers that docs/how-to/operating.md describes, and the one of uncaught exceptions.
 LOGGERS = {"chorale.access", "chorale.stats", "chorale.uncaught"}
 
 
@@ -33,7 +33,7 @@ def test_loggers_are_named_after_their_module() -> None:
 
 def glossary() -> list[tuple[str, str]]:
     """Returns (term, where) of every row."""
-    lines = (ROOT / "docs" / "glossary.md").read_text("utf-8").splitlines()
+    lines = (ROOT / "docs" / "reference" / "glossary.md").read_text("utf-8").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     return [(row[0], row[2]) for row in rows if row[0] != "term"]
 

@@ -65,7 +65,7 @@ def _cpu_ops(name: str, device: str, rank: Rank | None, precision: Precision) ->
 
 
 def _suits_triton(device: str) -> bool:
-    """Returns whether the kernels support this device; ``docs/kernels.md`` lists where they have run."""
+    """Returns whether the kernels support this device (docs/explanation/kernels.md: where they have run)."""
     if not device.startswith("cuda") or importlib.util.find_spec("triton") is None:
         return False
     import torch

@@ -42,7 +42,7 @@ def why_no_rocm() -> str | None:
     if not is_rocm_build():
         return (
             "this PyTorch is not a build for ROCm; install one in its place "
-            "(docs/accelerators/rocm.md says how)"
+            "(docs/how-to/accelerators/rocm.md says how)"
         )
     if not (_DEV / "kfd").exists():
         return (
@@ -70,7 +70,7 @@ def why_no_npu() -> str | None:
     if not _is_installed("torch_npu"):
         return (
             "the package torch_npu is not installed: pip install torch-npu, in the version of torch, next to "
-            "CANN (docs/accelerators/npu.md)"
+            "CANN (docs/how-to/accelerators/npu.md)"
         )
     return None if count_npu() else "no Ascend driver is installed (/dev/davinci0 is missing)"
 
@@ -92,7 +92,7 @@ ROCM = Platform(
     why_no_rocm,
     count_rocm,
     "Chorale has never run on an AMD GPU: its kernels are only compiled for some "
-    "(docs/accelerators/rocm.md lists the first tests, and results to report)",
+    "(docs/how-to/accelerators/rocm.md lists the first tests, and results to report)",
 )
 NPU = Platform(
     "npu",
@@ -101,7 +101,7 @@ NPU = Platform(
     why_no_npu,
     count_npu,
     "Chorale has never run on an Ascend NPU: only a stand-in for torch_npu was tried "
-    "(docs/accelerators/npu.md lists the first tests, and results to report)",
+    "(docs/how-to/accelerators/npu.md lists the first tests, and results to report)",
 )
 PLATFORMS = {platform.kind: platform for platform in (CUDA, ROCM, NPU)}
 

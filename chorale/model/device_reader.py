@@ -2,7 +2,7 @@
 piece while they read the next.
 
 A mapped file would be copied page by page through the driver's staging memory, by one thread; with eight
-threads, pieces arrive as fast as the bus can copy them (figures: ``docs/benchmarks.md``).
+threads, pieces arrive as fast as the bus can copy them (figures: ``docs/reference/benchmarks.md``).
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def test_a_short_hot_prefix_spreads_at_once_and_a_long_one_later() -> None:
     def first_away(prefix: int) -> int:
         return next(n for n in range(1, 500) if route(n, prefix, [prefix - 1, 0], [Backlog()] * 2)[1])
 
-    # The figures of docs/parallel.md.
+    # The figures of docs/explanation/parallel.md.
     assert [first_away(prefix) for prefix in (400, 10_000, 100_000)] == [2, 15, 66]
 
 

@@ -1,4 +1,4 @@
-"""docs/from-vllm.md: each flag, variable, endpoint and metric of its tables is treated as the page says."""
+"""docs/how-to/from-vllm.md: each flag, variable, endpoint and metric in its tables is treated as it says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chorale.errors import ConfigError
 from tests.deploy.files import load_script
 from tests.support import ROOT
 
-PAGE = (ROOT / "docs" / "from-vllm.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "from-vllm.md").read_text("utf-8")
 
 
 def rows(name: str) -> list[list[str]]:
@@ -82,7 +82,7 @@ def test_a_variable_is_treated_as_the_page_says(row: list[str]) -> None:
 
 
 def test_endpoints_exist_or_not_as_the_page_says() -> None:
-    api = (ROOT / "docs" / "api.md").read_text("utf-8")  # generated from the routes
+    api = (ROOT / "docs" / "reference" / "api.md").read_text("utf-8")  # generated from the routes
     served = set(re.findall(r"^\| (?:GET|POST) \| `([^`]+)` \|", api, re.MULTILINE)) | {"/docs"}
     for path, here in rows("endpoints"):
         assert (path in served) != here.startswith("missing"), path

@@ -66,8 +66,8 @@ def test_the_number_of_gpus_matches_the_options(pod: Pod) -> None:
 
 @pytest.mark.parametrize("pod", PODS, ids=lambda pod: pod.file)
 def test_probes_ask_what_the_server_serves_without_a_key(pod: Pod) -> None:
-    """docs/api.md is generated from the routes."""
-    api = (ROOT / "docs" / "api.md").read_text("utf-8")
+    """docs/reference/api.md is generated from the routes."""
+    api = (ROOT / "docs" / "reference" / "api.md").read_text("utf-8")
     for probe, path in (
         ("startupProbe", "/health"),
         ("readinessProbe", "/ready"),

@@ -1,4 +1,4 @@
-"""docs/deploy.md: a server is replaced by another under load, and no request fails."""
+"""docs/how-to/deploy.md: a server is replaced by another under load, and no request fails."""
 
 from __future__ import annotations
 

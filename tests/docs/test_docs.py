@@ -23,7 +23,7 @@ def test_the_api_page_is_what_the_code_says() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    page = (ROOT / "docs" / "reference" / "api.md").read_text("utf-8")
     assert module.render(page) == page, "run: python scripts/api_docs.py"
 
 
@@ -43,7 +43,11 @@ def test_files_that_the_docs_name_exist(page: Path) -> None:
         assert (ROOT / script).exists(), f"{page.name} names {script}"
 
 
-GUIDES = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "glossary.md"]
+GUIDES = [
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "docs" / "explanation" / "architecture.md",
+    ROOT / "docs" / "reference" / "glossary.md",
+]
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda p: p.name)

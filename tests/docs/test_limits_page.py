@@ -1,4 +1,4 @@
-"""docs/limits.md: every number is the code's, and every test that it names exists."""
+"""docs/reference/limits.md: every number is the code's, and every test that it names exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from chorale.api.limits import Size
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "limits.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "reference" / "limits.md").read_text("utf-8")
 TABLE = PAGE.split("<!-- entry points -->")[1].split("<!-- /entry points -->")[0]
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE.strip().splitlines()[2:]]
 NUMBERS = re.findall(r"(\d+)[^(|\d]*\(`(chorale\.[\w.]+)`\)", TABLE)

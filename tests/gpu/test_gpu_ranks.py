@@ -1,4 +1,4 @@
-"""Several ranks on GPUs; docs/parallel.md says what has passed.
+"""Several ranks on GPUs; docs/explanation/parallel.md says what has passed.
 
 ``pytest -m gpu tests/gpu/test_gpu_ranks.py``, with 2 or 4 GPUs visible.
 """

@@ -1,7 +1,7 @@
 """/v1/chat/completions/render and /v1/completions/render return a prompt's token ids without generating.
 
-A gateway that routes by prefix computes block hashes from the ids (docs/kv-events.md). The format is vLLM's:
-an engine request for a chat, and a list with one for each prompt of a completion.
+A gateway that routes by prefix computes block hashes from the ids (docs/reference/kv-events.md). The format
+is vLLM's: an engine request for a chat, and a list with one for each prompt of a completion.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Cost of one running row, in prompt tokens. A row makes each of about 200 steps 0.04 to 0.2 ms longer for the
-# other rows (120b on one H200, docs/benchmarks.md); computing one prompt token takes 0.02 ms.
+# other rows (120b on one H200, docs/reference/benchmarks.md); computing one prompt token takes 0.02 ms.
 ROW_TOKENS = 512
 # Above this number of rows, a row costs more than twice as much, so that requests with one long prefix
 # spread: a second replica computes the prefix once, and then has it cached, too.

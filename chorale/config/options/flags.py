@@ -92,7 +92,7 @@ ENGINE_FLAGS = (
          most=MOST_ENGINES),
     Flag("data-parallel-backend", "str", "server.data_parallel_backend",
          "how engines are started: mp, as processes of this machine; ray, on the machines of a Ray cluster "
-         "(docs/fleet.md explains the installation)", aliases=("dpb",), choices=("mp", "ray")),
+         "(docs/how-to/many-machines.md explains the installation)", aliases=("dpb",), choices=("mp", "ray")),
     Flag("ray-assign-timeout", "float", "server.ray_assign_timeout",
          "seconds that a request waits for a replica on Ray", least=0, above=True, most=86400),
     Flag("ray-max-moves", "int", "server.ray_max_moves",

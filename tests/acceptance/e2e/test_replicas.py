@@ -40,7 +40,7 @@ def post(server: Served, path: str, body: dict[str, Any]) -> Any:
 
 
 def block_hashes(tokens: list[int], block_size: int, environment: str = "") -> list[int]:
-    """Returns the chain of hashes of docs/kv-events.md, for full blocks only."""
+    """Returns the chain of hashes of docs/reference/kv-events.md, for full blocks only."""
     secret = blake2b(environment.encode() or b"chorale", digest_size=16).digest()
     last = blake2b(b"salt:", key=secret, digest_size=16).digest()
     found = []

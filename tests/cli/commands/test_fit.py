@@ -272,7 +272,7 @@ def test_room_for_one_long_request_comes_with_advice(capsys: pytest.CaptureFixtu
 
 
 def test_the_documented_command_for_four_ascend_devices_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/accelerators/npu.md explains the numbers."""
+    """docs/how-to/accelerators/npu.md explains the numbers."""
     four = "120b --gpu 4xascend-910b --tensor-parallel-size 4 --max-model-len 4096 --max-num-seqs 4"
     assert fit(f"{four} --enable-expert-parallel", capsys)[0] == 0
     assert fit(four, capsys)[0] == 1

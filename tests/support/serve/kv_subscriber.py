@@ -1,4 +1,4 @@
-"""A subscriber to KV events, written from docs/kv-events.md with zmq and msgpack, without Chorale's code.
+"""A subscriber to KV events, written from docs/reference/kv-events.md with zmq and msgpack only.
 
 It tracks the blocks of an engine by group and medium, and detects lost batches and restarts by the numbers of
 the batches.

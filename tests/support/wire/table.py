@@ -106,7 +106,7 @@ _EXCEPTIONS: dict[tuple[str, str, str], str] = {
     ("openai", "unknown", "OpenAI streams them so; the type has them in the message only"): """
         Delta.annotations
     """,
-    ("openai", "unknown", "ours (docs/api.md)"): """
+    ("openai", "unknown", "ours (docs/reference/api.md)"): """
         ChatCompletionMessage.builtin_tool_calls Delta.builtin_tool_calls
     """,
     ("openai", "unknown", _STORED): """

@@ -18,7 +18,7 @@ from chorale.runtime.sizing.resolve import Resolved, check_model, resolve, share
 
 SHORT = 2048  # tokens of a short request
 # Short requests for which an engine should have room. Batches of fewer rows leave much of a GPU's throughput
-# unused: docs/parallel.md, "Speed of two ranks".
+# unused: docs/explanation/parallel.md, "Speed of two ranks".
 ENOUGH = 256
 
 
@@ -143,7 +143,7 @@ def recommended(found: Sequence[Way], length: int) -> tuple[Way, str] | None:
 
     It has as few ranks as an engine needs for its context. Engines share nothing, so with many requests their
     throughput adds up; ranks wait for each other in every layer. With few requests, more ranks are faster,
-    but the number of requests is not known here (docs/parallel.md, "Which to choose").
+    but the number of requests is not known here (docs/explanation/parallel.md, "Which to choose").
     """
     fitting = [way for way in found if way.resolved is not None]
     enough = min(ENOUGH, *(way.resolved.limits.max_num_seqs for way in fitting if way.resolved), ENOUGH)

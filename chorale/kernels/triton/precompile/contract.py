@@ -1,8 +1,8 @@
 """The undocumented parts of Triton that this package relies on; ``check`` verifies that they exist.
 
 It checks names and signatures, in milliseconds, before anything is replaced. The behaviour of compilations is
-tested in ``tests/kernels/triton/precompile/test_contract.py``. ``docs/kernels.md`` lists the versions with
-which both were run.
+tested in ``tests/kernels/triton/precompile/test_contract.py``. ``docs/explanation/kernels.md`` lists the
+versions with which both were run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Encodes batches of KV events as msgpack, with events as maps (vLLM 0.26) or arrays (earlier versions).
 
-Structs list their fields in the order of the array form. docs/kv-events.md describes both forms.
+Structs list their fields in the order of the array form. docs/reference/kv-events.md describes both forms.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What precompilation relies on in Triton, for the installed version: names, and what a compilation shows.
 
-A failure names what has changed. ``docs/kernels.md`` lists the versions that this was run with.
+A failure names what has changed. ``docs/explanation/kernels.md`` lists the versions that this was run with.
 """
 
 from __future__ import annotations
