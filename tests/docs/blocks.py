@@ -150,16 +150,25 @@ def _lines(text: str) -> str:
     said, pending = "", ""
     for line in text.replace("\\\n", " ").splitlines():
         pending += line
-        try:
-            words = shlex.split(pending, comments=True)
-        except ValueError:  # a quote goes on in the next line
-            pending += "\n"
-            continue
-        bare = pending if len(shlex.split(pending)) == len(words) else re.sub(r"(^|\s)#.*$", "", pending)
-        said, pending = said + bare + " ; ", ""
+        for mark in re.finditer(r"(?:^|(?<=\s))#", pending):
+            if _closed(pending[: mark.start()]):
+                pending = pending[: mark.start()]
+                break
+        if _closed(pending):
+            said, pending = said + pending + " ; ", ""
+        else:
+            pending += "\n"  # a quote goes on in the next line
     if pending:
         raise ValueError(f"an open quote: {pending}")
     return said
+
+
+def _closed(text: str) -> bool:
+    try:
+        shlex.split(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _need(command: list[str]) -> str | None:
