@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "chorale"
 
-# The loggers that docs/how-to/operating.md describes, and the one of uncaught exceptions.
+# The loggers that docs/reference/operating.md describes, and the one of uncaught exceptions.
 LOGGERS = {"chorale.access", "chorale.stats", "chorale.uncaught"}
 
 

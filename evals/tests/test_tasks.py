@@ -11,7 +11,7 @@ from chorale_evals.tasks import ELSEWHERE, make_task
 
 from chorale.errors import ConfigError
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "evaluation.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "evaluation.md"
 
 
 def _write(path: Path, *rows: dict[str, Any]) -> None:

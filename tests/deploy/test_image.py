@@ -226,7 +226,7 @@ def test_the_unit_starts_the_server_and_waits_for_its_drain() -> None:
     assert settings.notices == ()
     assert float(service["TimeoutStopSec"]) >= settings.server.shutdown_timeout + DRAIN_SLACK
     assert service["KillMode"] == "mixed"  # engines end with the server
-    assert service["RestartPreventExitStatus"] == "2"  # docs/how-to/operating.md, "Exit codes"
+    assert service["RestartPreventExitStatus"] == "2"  # docs/reference/operating.md, "Exit codes"
     text = (DEPLOY / "chorale.service").read_text("utf-8")
     names = {
         name

@@ -30,7 +30,7 @@ from tests.support.served import Served, serving
 EVERY = [block for page in PAGES for block in blocks(page)]
 BY_PAGE = {page: found for page in PAGES if (found := blocks(page))}
 GREEDY = ("--override-generation-config", '{"temperature": 0}')
-WITH_SEARCH = ("--browser-tool", "offline", *GREEDY)
+SLOW = [page for page, found in BY_PAGE.items() if any(block.state == "slow" for block in found)]
 NAMES = re.compile(r"openai/gpt-oss-\d+b|(?<=[\"'=])gpt-oss-\d+b")
 VOLATILE = re.compile(r"(\w+_)*(at|id|created|tokens|fingerprint|bytes|signature)")
 IDENTIFIER = re.compile(r"[a-z]+(?:-|_)[0-9a-f]{6,}")
@@ -54,6 +54,7 @@ class Reader:
     ids: dict[str, str] = field(default_factory=dict)  # an id on the page -> the one that the server gave
 
     def read(self, page: Path, slow: bool) -> None:
+        self.said, self.ids = None, {}
         for block in BY_PAGE[page]:
             for name in block.note("file"):
                 (self.folder / name).write_text(self.here(block.text))
@@ -173,24 +174,31 @@ def session(server: Served, folder: Path) -> Iterator[Reader]:
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     folder = tmp_path_factory.mktemp("docs")
-    with serving("demo", folder, *WITH_SEARCH) as server, session(server, folder) as made:
+    with (
+        serving("demo", folder, "--browser-tool", "offline", *GREEDY) as server,
+        session(server, folder) as made,
+    ):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def patient_reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """Has the Python tool, too, whose first start compiles an interpreter."""
+    folder = tmp_path_factory.mktemp("docs")
+    with serving("demo", folder, "--tool-server", "demo", *GREEDY) as server, session(server, folder) as made:
         yield made
 
 
 @pages
 def test_the_blocks_of_a_page_do_what_the_page_says(reader: Reader, page: Path) -> None:
-    reader.said, reader.ids = None, {}
     reader.read(page, slow=False)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "page", [p for p, found in BY_PAGE.items() if any(b.state == "slow" for b in found)], ids=page_of
-)
-def test_the_blocks_that_take_seconds_do_what_the_page_says(reader: Reader, page: Path) -> None:
-    reader.said, reader.ids = None, {}
-    reader.read(page, slow=True)
+@pytest.mark.parametrize("page", SLOW, ids=page_of)
+def test_the_blocks_that_take_seconds_do_what_the_page_says(patient_reader: Reader, page: Path) -> None:
+    patient_reader.read(page, slow=True)
 
 
 @pages

@@ -1,4 +1,4 @@
-"""The self-test of a sandbox: an interpreter works in it, and the guarantees of docs/how-to/tools.md hold.
+"""The self-test of a sandbox: an interpreter works in it, and the guarantees of docs/reference/tools.md hold.
 
 It runs once before a kind is used. Its attempts change nothing even if they succeed: files get unique names
 and are removed, and settings are only tested for access.

@@ -3,7 +3,7 @@
 The ratio of a group is the size of its differences in units of A's own noise: the largest over three
 quantiles. A's noise is too small at low quantiles where a batch changes the rounding of few tokens only, as
 with bfloat16 on batch-invariant kernels. The noise at each quantile is therefore at least a fixed fraction of
-that at 99 %, measured where every token is rounded differently (docs/how-to/evaluation.md, "Parity").
+that at 99 %, measured where every token is rounded differently (docs/reference/evaluation.md, "Parity").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chorale_evals.parity.tally import Estimate, Floats, Tally, estimate
 # Two units in the last place of a float32 number between 8 and 16, a usual log-probability.
 RESOLUTION = 2e-6
 SHAPE = np.array((1 / 8, 1 / 3, 1.0))  # noise at each quantile relative to 99 %
-# Largest multiple of A's own noise that counts as rounding: see docs/how-to/evaluation.md, "Parity".
+# Largest multiple of A's own noise that counts as rounding: see docs/reference/evaluation.md, "Parity".
 WITHIN = 4.0
 FIRST_EDGE = 64
 B_IN_A_CROWD, B_CONTINUED = "B in a crowd", "B's continuation as a prompt"

@@ -19,7 +19,7 @@ from chorale_evals.parity.groups import FIRST_EDGE, RESOLUTION, WITHIN, noise_of
 from chorale_evals.parity.tally import Estimate, Floats, Tally, estimate
 
 LEAST_TEXTS = 5  # fewest texts for a step or a direction
-STEP = 2.0  # least growth of the typical size; texts differ by less, see docs/how-to/evaluation.md
+STEP = 2.0  # least growth of the typical size; texts differ by less, see docs/reference/evaluation.md
 ONE_WAY = 0.3  # least |mean difference| as a fraction of the mean magnitude
 LEAST_ONSET = 16
 EXACT = 1e-3  # noise at 99 % of an exact format, in nats; the demo: float32 2e-5, bfloat16 0.1

@@ -1,6 +1,6 @@
 """The verdict: equal up to rounding, a different precision, or a different model.
 
-The bounds come from the measurements in docs/how-to/evaluation.md, "Parity".
+The bounds come from the measurements in docs/reference/evaluation.md, "Parity".
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from chorale_evals.task import Task
 
 # name -> "module:class"
 TASKS = {"gpqa_diamond": "gpqa:Gpqa", "aime25": "aime25:Aime25", "mmlu": "mmlu:Mmlu"}
-# Tasks that other tools define and run, unmodified, against a server: commands in docs/how-to/evaluation.md.
+# Tasks that other tools define and run, unmodified, against a server (docs/reference/evaluation.md).
 ELSEWHERE = {
     **dict.fromkeys(("gsm8k", "mmlu_pro", "ifeval"), "lm-eval"),
     "humaneval": "inspect-evals",
@@ -31,7 +31,7 @@ def make_task(name: str, *, data: Path | None = None, limit: int | None = None, 
     elif name in ELSEWHERE:
         raise ConfigError(
             f"{name} is a task of {ELSEWHERE[name]}, which runs it against a server: "
-            'docs/how-to/evaluation.md, "Tasks of other tools", has the command'
+            'docs/reference/evaluation.md, "Tasks of other tools", has the command'
         )
     else:
         raise ConfigError(f"unknown task {name!r}; the tasks are {', '.join(TASKS)}, sample and file:PATH")

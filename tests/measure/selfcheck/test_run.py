@@ -22,7 +22,7 @@ from chorale.measure.selfcheck.report import line, summary, to_json
 from chorale.measure.selfcheck.table import CHECKS, NAMES, select
 from tests.support.processes import is_running
 
-DOCS = Path(__file__).parents[3] / "docs" / "how-to" / "evaluation.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "evaluation.md"
 
 
 def test_only_skip_and_quick_select_checks() -> None:

@@ -1,6 +1,6 @@
 """Attempts to get out of each kind of sandbox that this machine has, as this user and, for root, as another.
 
-What the attempts are is in ``escapes``; docs/how-to/tools.md promises that none succeeds.
+What the attempts are is in ``escapes``; docs/reference/tools.md promises that none succeeds.
 """
 
 from __future__ import annotations
