@@ -1,6 +1,6 @@
-"""Writes the generated tables of docs/reference/api.md from the code that enforces them.
+"""Writes the generated tables of docs/reference/api.md and api-fields.md from the code that enforces them.
 
-    python scripts/api_docs.py           rewrites the page
+    python scripts/api_docs.py           rewrites the pages
     python scripts/api_docs.py --check   exits 1 and prints the first line that differs
 
 A table is between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
@@ -24,7 +24,7 @@ from chorale.api.messages import request as messages
 from chorale.api.openapi import operations
 from chorale.api.responses import request as responses
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "api.md"
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
 
 # Fields that are stored and echoed, without other effect.
@@ -39,13 +39,23 @@ ECHOED: dict[str, str] = {
 
 
 def fields_table(
-    model: type[BaseModel], harmless: Mapping[str, str], refused: Mapping[str, fields.Refusal]
+    model: type[BaseModel],
+    harmless: Mapping[str, str],
+    refused: Mapping[str, fields.Refusal],
+    echoed: Mapping[str, str] = {},
 ) -> str:
-    """Returns a table of how each field of one endpoint is treated."""
-    rows = ["| field | treatment |", "|---|---|"]
-    rows += [f"| `{name}` | honoured |" for name in model.model_fields]
-    rows += [f"| `{name}` | accepted without effect: {reason} |" for name, reason in harmless.items()]
-    rows += [f"| `{name}` | refused (400): {refusal.reason} |" for name, refusal in refused.items()]
+    """Returns a table of the fields of one endpoint, grouped by how they are treated."""
+    groups: dict[str, list[str]] = {"honoured": []}
+    for name in model.model_fields:
+        if name not in echoed and name not in refused:
+            groups["honoured"].append(name)
+    reasons = [(name, f"kept and echoed: {reason}") for name, reason in echoed.items()]
+    reasons += [(n, f"accepted without effect: {why}") for n, why in harmless.items() if n not in echoed]
+    reasons += [(name, f"refused (400): {refusal.reason}") for name, refusal in refused.items()]
+    for name, treatment in reasons:
+        groups.setdefault(treatment, []).append(name)
+    rows = ["| treatment | fields |", "|---|---|"]
+    rows += [f"| {treatment} | {', '.join(f'`{n}`' for n in names)} |" for treatment, names in groups.items()]
     return "\n".join(rows) + "\n"
 
 
@@ -68,60 +78,54 @@ def endpoints() -> str:
     return "\n".join(rows) + "\n"
 
 
-def responses_table() -> str:
-    table = fields_table(responses.ResponsesRequest, responses.HARMLESS, responses.REFUSED)
-    echoed = [f"| `{name}` | kept and echoed: {why} |" for name, why in ECHOED.items()]
-    kept = [line for line in table.splitlines() if line.split("`")[1:2] not in ([n] for n in ECHOED)]
-    return "\n".join([*kept, *echoed]) + "\n"
-
-
-def messages_table() -> str:
-    table = fields_table(messages.MessagesRequest, messages.HARMLESS, messages.REFUSED)
-    refused = {f"| `{name}` | honoured |" for name in messages.REFUSED}
-    return "\n".join(line for line in table.splitlines() if line not in refused) + "\n"
-
-
-TABLES: dict[str, Callable[[], str]] = {
-    "endpoints": endpoints,
-    "chat": lambda: fields_table(chat.ChatRequest, chat.HARMLESS, chat.REFUSED),
-    "completions": lambda: fields_table(
-        completions.CompletionRequest, completions.HARMLESS, completions.REFUSED
-    ),
-    "responses": responses_table,
-    "messages": messages_table,
-    "limits": limits_table,
+# Page -> table -> what writes it.
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "api.md": {"endpoints": endpoints},
+    "api-fields.md": {
+        "chat": lambda: fields_table(chat.ChatRequest, chat.HARMLESS, chat.REFUSED),
+        "completions": lambda: fields_table(
+            completions.CompletionRequest, completions.HARMLESS, completions.REFUSED
+        ),
+        "responses": lambda: fields_table(
+            responses.ResponsesRequest, responses.HARMLESS, responses.REFUSED, ECHOED
+        ),
+        "messages": lambda: fields_table(messages.MessagesRequest, messages.HARMLESS, messages.REFUSED),
+        "limits": limits_table,
+    },
 }
 
 
-def render(page: str) -> str:
-    """Returns the page with current tables. Raises ``ValueError`` for a missing marker."""
-    for name, table in TABLES.items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+def render(name: str, page: str) -> str:
+    """Returns the page of that name with current tables. Raises ``ValueError`` for a missing marker."""
+    for table, body_of in TABLES[name].items():
+        pattern = re.compile(rf"(<!-- {table} -->\n).*?(<!-- /{table} -->)", re.DOTALL)
         if not pattern.search(page):
-            raise ValueError(f"docs/reference/api.md has no markers for the table {name!r}")
-        body = table().strip() + "\n"
+            raise ValueError(f"docs/reference/{name} has no markers for the table {table!r}")
+        body = body_of().strip() + "\n"
         page = pattern.sub(lambda match, body=body: match.group(1) + body + match.group(2), page)  # type: ignore[misc]
     return page
 
 
-def first_difference(page: str, fresh: str) -> str:
+def first_difference(name: str, page: str, fresh: str) -> str:
     """Returns the first line that differs, with its text in the page and the generated text."""
     pairs = zip_longest(page.splitlines(), fresh.splitlines(), fillvalue="(end of the page)")
     for number, (old, new) in enumerate(pairs, 1):
         if old != new:
-            return f"docs/reference/api.md:{number} differs:\n  page: {old}\n  code: {new}"
+            return f"docs/reference/{name}:{number} differs:\n  page: {old}\n  code: {new}"
     return ""
 
 
 def main() -> int:
-    page = PAGE.read_text("utf-8")
-    fresh = render(page)
-    if "--check" in sys.argv:
-        if difference := first_difference(page, fresh):
+    code = 0
+    for name in TABLES:
+        page = (FOLDER / name).read_text("utf-8")
+        fresh = render(name, page)
+        if "--check" not in sys.argv:
+            (FOLDER / name).write_text(fresh, "utf-8")
+        elif difference := first_difference(name, page, fresh):
             print(difference, file=sys.stderr)
-        return int(fresh != page)
-    PAGE.write_text(fresh, "utf-8")
-    return 0
+            code = 1
+    return code
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A top-level key is honoured (a field of the request model), harmless (accepted without effect; a table gives
 the reason), refused by name, or unknown (``tracing/ignored.py``: named in the response, or an error).
-``docs/reference/api.md`` and the boundary tests use the same tables.
+``docs/reference/api-fields.md`` and the boundary tests use the same tables.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The table of all numbers in requests: type, minimum, maximum, default, meaning.
 
-The request models, the OpenAPI description, ``docs/reference/api.md`` and the boundary tests all use
+The request models, the OpenAPI description, docs/reference/api-fields.md and the boundary tests all use
 ``LIMITS`` (single values) and ``SIZES`` (counts and lengths). Every numeric field is listed here.
 Sampling numbers come from ``chorale/config/sampling_fields.py``.
 

@@ -54,32 +54,13 @@ NEEDS = {
     "sky": "an account at a cloud",
 }
 RUN = {
-    "cat",
-    "cd",
-    "chorale",
-    "cp",
-    "curl",
-    "echo",
-    "export",
-    "head",
-    "openssl",
-    "python",
-    "sed",
-    "sh",
-    "source",
-    "wc",
+    *("cat", "cd", "chorale", "cp", "curl", "echo", "export", "grep", "head"),
+    *("openssl", "python", "sed", "sh", "source", "wc"),
 }
+# Commands of chorale that start no engine.
 OFFLINE = (
-    "fit",
-    "doctor",
-    "list",
-    "config",
-    "demo",
-    "vocab",
-    "completion",
-    "collect-env",
-    "--help",
-    "--version",
+    *("fit", "doctor", "list", "config", "demo", "vocab", "completion", "collect-env"),
+    *("--help", "--version"),
 )
 WEIGHTS = re.compile(r"gpt-oss-\d+b|\b(?:FOLDER|MODEL|TASK)\b")
 # Tests and measurements of the project, each with its own place in CI or on a GPU.

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from chorale.api.openapi import operations
 from chorale.cli.commands.machine.fit import take_gpus
 from chorale.cli.commands.measure.bench import BENCHES
 from chorale.cli.completion import PARSERS, _own_parser
@@ -274,3 +275,11 @@ def eval_command(words: list[str]) -> None:
         parity.parser().read(words[1:])
     else:
         options.parser().read(words)
+
+
+def test_every_endpoint_has_an_example() -> None:
+    """An endpoint that is new must come with a request and its answer, in docs/reference/api-examples.md."""
+    text = (ROOT / "docs" / "reference" / "api-examples.md").read_text("utf-8")
+    for operation in operations():
+        heading = f"\n### {operation.method.upper()} `{operation.path}`\n"
+        assert heading in text, heading
