@@ -11,6 +11,7 @@ SINCE ?= main~1
 
 .PHONY: serve test test-all lint types check coverage mutants docs deploy-check clean
 
+serve: export CHORALE_PORT_HINT = make serve ARGS="--port 9000"
 serve: $(VENV)/.installed
 	$(bin)/chorale serve $(MODEL) $(ARGS)
 

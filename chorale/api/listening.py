@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import signal
 import socket
 import stat
@@ -67,8 +68,8 @@ def _close(sockets: list[socket.socket]) -> list[socket.socket]:
 def _cannot_listen(config: ServerConfig, error: OSError | None) -> ConfigError:
     if error is not None and error.errno == errno.EADDRINUSE:
         return ConfigError(
-            f"port {config.port} of {config.host} is in use; choose another with --port, or stop the server "
-            "that uses it"
+            f"port {config.port} of {config.host} is in use; stop the server that uses it, or choose another "
+            f"port: {os.environ.get('CHORALE_PORT_HINT') or '--port 9000'}"
         )
     reason = error.strerror if error is not None else "the name has no address"
     return ConfigError(f"cannot listen on {config.host}:{config.port}: {reason}")

@@ -18,43 +18,55 @@ from chorale.version import __version__
 
 # command -> ("module" or "module:function", one line of help). The function maps arguments to an exit code.
 COMMANDS = {
-    "serve": ("chorale.cli.commands.serve.serve", "serve a model over the OpenAI API"),
+    "serve": ("chorale.cli.commands.serve.serve", "serve a model over OpenAI's and Anthropic's APIs"),
     "chat": ("chorale.cli.commands.client.chat", "talk to a model in the terminal"),
     "run": ("chorale.cli.commands.client.chat", "the same as chat"),
     "complete": ("chorale.cli.commands.client.complete", "continue raw text in the terminal"),
-    "run-batch": ("chorale.cli.commands.serve.run_batch", "run a file of requests, on an engine or a server"),
-    "bench": ("chorale.cli.commands.measure.bench", "measure a server, the engine, start-up, kernels"),
+    "run-batch": (
+        "chorale.cli.commands.serve.run_batch",
+        "answer a file of requests (OpenAI's batch format)",
+    ),
+    "bench": (
+        "chorale.cli.commands.measure.bench",
+        "measure a server, the engine, the start-up or the kernels",
+    ),
     "eval": (
         "chorale.cli.commands.measure.eval",
-        "score a model's answers to tasks, compare runs and servers",
+        "score a model's answers, or compare two servers",
     ),
-    "pull": ("chorale.cli.commands.models.models:run_pull", "download a checkpoint, or resume a download"),
-    "list": ("chorale.cli.commands.models.models:run_list", "list the checkpoints on this machine"),
-    "fit": ("chorale.cli.commands.machine.fit", "compute what fits on this machine or on a named GPU"),
+    "pull": ("chorale.cli.commands.models.models:run_pull", "download a model, or resume a download"),
+    "list": ("chorale.cli.commands.models.models:run_list", "list the models on this machine"),
+    "fit": (
+        "chorale.cli.commands.machine.fit",
+        "show whether a model fits on this machine or on another GPU",
+    ),
     "warm": (
         "chorale.cli.commands.machine.warm",
-        "compile a server's kernels for this machine or a named GPU",
+        "compile a server's kernels in advance",
     ),
-    "doctor": ("chorale.cli.commands.machine.doctor", "check this machine, with remedies for problems"),
+    "doctor": ("chorale.cli.commands.machine.doctor", "check this machine and suggest fixes"),
     "selfcheck": (
         "chorale.cli.commands.measure.selfcheck",
         "check that this machine computes correct results",
     ),
     "config": (
         "chorale.cli.commands.serve.config",
-        "show the merged configuration and where each value is from",
+        "show the resulting configuration and where each value comes from",
     ),
     "collect-env": (
         "chorale.cli.commands.machine.collect_env",
         "print versions and hardware for a bug report",
     ),
-    "tools": ("chorale.cli.commands.serve.tools", "serve the built-in tools over MCP, or check them"),
+    "tools": ("chorale.cli.commands.serve.tools", "check the built-in tools, or serve them over MCP"),
     "vocab": (
         "chorale.cli.commands.models.export:run_vocab",
-        "export the vocabulary for other harmony tools",
+        "write the vocabulary to a folder, for other harmony tools",
     ),
     "completion": ("chorale.cli.completion", "print a completion script for bash, zsh or fish"),
-    "demo": ("chorale.cli.commands.models.export:run_demo", "export the built-in demo model as a checkpoint"),
+    "demo": (
+        "chorale.cli.commands.models.export:run_demo",
+        "write the built-in demo model to a folder, as a checkpoint",
+    ),
 }
 
 

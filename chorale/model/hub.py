@@ -257,8 +257,8 @@ def _explain(fault: Exception, revision: str | None) -> str:
     # LocalEntryNotFoundError and IncompleteSnapshotError mean "offline".
     if isinstance(fault, FileNotFoundError) or type(fault).__name__ == "IncompleteSnapshotError":
         return (
-            "not completely in the local hub cache, and the hub cannot be reached "
-            "(no network, or HF_HUB_OFFLINE is set); restore the connection, or name a folder"
+            "not downloaded (or only in part), and huggingface.co cannot be reached "
+            "(no network, or HF_HUB_OFFLINE is set); restore the connection, or give a folder"
         )
     if isinstance(fault, errors.HfHubHTTPError):
         status = fault.response.status_code if fault.response is not None else "no status"

@@ -44,10 +44,12 @@ def test_phases_then_a_banner_of_at_most_a_dozen_lines() -> None:
     )
     text = "\n".join(lines)
     assert any(line.startswith("load weights: ") and "6.9 GB" in line for line in lines)
-    assert "KV cache  262,144 tokens in fp8_e4m3: 2.0 requests at the full 131,072 tokens" in lines
+    assert (
+        "KV cache  262,144 tokens in fp8_e4m3, enough for 2.0 requests of the maximum 131,072 tokens" in lines
+    )
     assert "http://localhost:9000/v1" in text
     assert "docs http://localhost:9000/docs" in text
-    assert "auth      1 API key(s)" in lines
+    assert "auth      1 API key" in lines
     assert len(lines) - lines.index("") <= 12
     assert lines[-1] == "Application startup complete."
     assert "sk-canary" not in text
@@ -64,8 +66,8 @@ def test_the_banner_shows_ranks_and_their_memory() -> None:
     linked = shown([], (EngineStatus("ready"), info))
     assert "exchange  ranks sum their partial results through NCCL; links: PCIe (SYS)" in linked
     assert f"warning   {note}" in lines
-    assert "device    2 ranks, each: CPU, 2 threads, reference ops" in lines
-    assert "memory    each rank at most 3.00 GiB of weights, 0.50 GiB of kv cache" in lines
+    assert "device    2 ranks, each: CPU, 2 threads; kernels: PyTorch" in lines
+    assert "memory    at most 3.00 GiB of weights, 0.50 GiB of kv cache in each rank" in lines
 
 
 def test_speculation_is_shown() -> None:
@@ -124,10 +126,10 @@ def test_replicas_have_one_banner_and_name_the_engine_that_died() -> None:
         (EngineStatus("dead", message="engine 1: the engine process was killed; restarting in 0.1 s"), None),
         (EngineStatus("ready"), INFO),
     )
-    assert "device    CPU, 2 threads, reference ops (each of 2 engines)" in lines
-    assert "KV cache  262,144 tokens in fp8_e4m3: 2.0 requests an engine at the full 131,072 tokens" in lines
+    assert "device    CPU, 2 threads; kernels: PyTorch (each of 2 engines)" in lines
+    assert any("2.0 requests per engine of" in line for line in lines)
     (engines,) = [line for line in lines if line.startswith("engines   ")]
-    assert engines.startswith("engines   2 behind one port, 3 HTTP process(es)")
+    assert engines.startswith("engines   2 behind one port, 3 HTTP processes")
     assert lines[-2:] == [
         "engine 1: the engine process was killed; restarting in 0.1 s",
         "every engine is ready again",

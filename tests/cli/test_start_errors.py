@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import resource
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -216,3 +217,15 @@ def test_an_unusable_batch_storage_ends_the_start(
         options = {"response_store": str(tmp_path / "store")}
     with pytest.raises(ConfigError, match="--batch-storage"):
         precheck.check_start(EngineConfig(device="cpu"), ServerConfig(batch_storage=str(taken), **options))
+
+
+def test_a_port_in_use_comes_with_the_command_of_make(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``make serve`` sets the variable: its users cannot add an option to the command."""
+    monkeypatch.setenv("CHORALE_PORT_HINT", 'make serve ARGS="--port 9000"')
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["serve", "--port", str(taken.getsockname()[1])]) == 2
+    assert 'make serve ARGS="--port 9000"' in capsys.readouterr().err

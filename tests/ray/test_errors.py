@@ -55,7 +55,7 @@ def test_an_incomplete_ray_is_an_error_that_names_the_extra(monkeypatch: pytest.
         (
             {"CPU": 8, "GPU": 8},
             1,
-            "--data-parallel-size 1: 1 engines need 8 GPUs, 8 per engine on one node; the cluster has "
+            "--data-parallel-size 1: 1 engine needs 8 GPUs, 8 per engine on one node; the cluster has "
             "7 (10.0.0.1 4, 10.0.0.2 3): use a smaller --tensor-parallel-size, or add nodes",
         ),
         (

@@ -18,8 +18,8 @@ from chorale.errors import ConfigError
 Progress = Callable[[str, float, str], None]
 
 DEMO_NOTICE = (
-    "demo: a small model trained on synthetic examples (arithmetic with small numbers, lists, words letter "
-    "by letter, sentiment, extraction, JSON, function calls); it knows no facts about the world"
+    "demo is a small model for trying things out: it does sums, sorts lists, spells words, classifies "
+    "sentiment, extracts names, fills in JSON and calls functions; it knows no facts about the world"
 )
 ARCHIVE = Path(__file__).parents[2] / "data" / "demo.safetensors"
 SHA256 = "a91c0b6081d0a0759c3a841685b5dc5bfa5adeaa4da0c31750bdf33ee023de29"
@@ -36,7 +36,7 @@ def ensure_demo(progress: Progress | None = None, *, cache_dir: Path | None = No
     folder = (cache_dir if cache_dir is not None else default_cache_dir()) / _NAME
     if not (folder / "config.json").exists():
         if progress is not None:
-            progress("load", 0.0, "expanding the demo checkpoint (once)")
+            progress("load", 0.0, "unpacking the demo model (first start only)")
         ensure_folder(folder, _write)
     return folder
 

@@ -54,7 +54,8 @@ def check_room(resources: Mapping[str, float], count: int, found: Sequence[Mappi
     remedy = (
         f"use --data-parallel-size {room}" if room else "use a smaller --tensor-parallel-size, or add nodes"
     )
+    what = "1 engine needs" if count == 1 else f"{count} engines need"
     raise ConfigError(
-        f"--data-parallel-size {count}: {count} engines need {count * each:g} {unit}{group}; the cluster has "
+        f"--data-parallel-size {count}: {what} {count * each:g} {unit}{group}; the cluster has "
         f"{sum(have)} ({listed}): {remedy}"
     )

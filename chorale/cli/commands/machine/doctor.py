@@ -32,7 +32,9 @@ from chorale.tools.python.wasm import module as interpreter
 from chorale.version import __version__
 
 Finding = tuple[str, str, str]  # level, subject, detail
-USAGE = "usage: chorale doctor\n\nChecks this machine; exit code 1 if something needs fixing."
+USAGE = (
+    "usage: chorale doctor\n\nChecks this machine and suggests fixes. Exit code 1 if something must be fixed."
+)
 PORT = 8000
 
 
@@ -44,7 +46,7 @@ def run(arguments: list[str]) -> int:
     findings = [finding for check in CHECKS for finding in check()]
     for level, what, detail in findings:
         print(f"{level:<5} {what:<12} {detail}")
-    print("chorale selfcheck [MODEL] checks that this machine computes correct results")
+    print("To check that this machine computes correct results: chorale selfcheck")
     return 1 if any(level == "FIX" for level, _, _ in findings) else 0
 
 
@@ -68,7 +70,7 @@ def check_gpu() -> Iterator[Finding]:
     if not found and platform is not None:
         yield "WARN", "gpu", f"--device {platform.kind}, {platform.count()} found. {platform.state}"
     elif not found:
-        yield "OK", "gpu", "none found; models run on the CPU, slowly"
+        yield "OK", "gpu", "none found: the CPU is used (slower)"
     for index, gpu in enumerate(found):
         free, total = gib(gpu.free_bytes), gib(gpu.total_bytes)
         level = "OK" if gpu.free_bytes > 0.8 * gpu.total_bytes else "WARN"
@@ -219,7 +221,7 @@ def check_port() -> Iterator[Finding]:
         try:
             probe.bind(("127.0.0.1", PORT))
         except OSError:
-            yield "WARN", "port", f"{PORT} is taken; chorale serve --port N uses another"
+            yield "WARN", "port", f"{PORT} is in use; choose another with: chorale serve --port 9000"
         else:
             yield "OK", "port", f"{PORT} is free"
 
@@ -249,7 +251,7 @@ def check_sandbox() -> Iterator[Finding]:
     except interpreter.ModuleMissing:
         pass
     if found:
-        yield "OK", "sandbox", f"python tool: {', '.join(found)} (chorale tools check tests them){silent}"
+        yield "OK", "sandbox", f"python tool: {', '.join(found)} (to test: chorale tools check){silent}"
     else:
         yield "WARN", "sandbox", f"the python tool has no sandbox: {interpreter.REMEDY}{silent}"
 

@@ -25,10 +25,12 @@ from chorale.runtime.sizing.resolve import Resolved, cpu_precision, resolve, sha
 
 USAGE = """usage: chorale fit MODEL [--gpu NAME ...] [the options of chorale serve]
 
-MODEL: gpt-oss-20b, gpt-oss-120b, or a folder. Nothing is downloaded.
---gpu NAME computes for the named GPU instead of this machine's.
---gpu 4xNAME compares the ways to use four GPUs: engines of one or more ranks
-(--tensor-parallel-size and --data-parallel-size restrict them). NAME is one of:
+Shows whether a model fits, with how much context. MODEL is gpt-oss-20b,
+gpt-oss-120b, or a folder. Nothing is downloaded.
+--gpu NAME    compute for this GPU instead of this machine's hardware
+--gpu 4xNAME  compare the ways to use four GPUs: engines of one or more ranks
+              (--tensor-parallel-size and --data-parallel-size restrict them)
+NAME is one of:
 """
 
 
@@ -167,7 +169,7 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuM
     print(f"machine   {each}{hardware.name}, {gib(hardware.free_bytes)} free of {gib(hardware.total_bytes)}")
     if gpu is not None:
         used = settings.engine.gpu_memory_utilization
-        print(f"assumed   an idle GPU, --gpu-memory-utilization {used:g}; figures may differ slightly")
+        print(f"assumed   an idle GPU, --gpu-memory-utilization {used:g}; real figures may differ slightly")
     replicas = settings.server.data_parallel_size
     if replicas > 1:
         show_replicas(hardware, replicas, ranks)
@@ -241,12 +243,13 @@ def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False) -> No
         print(
             f"host KV   {resolved.host_tier} evicted from the pool, per rank; {buffers} of the GPU for copies"
         )
-    print(f"requests  {full:,} at the full {limits.max_model_len:,} tokens, or {short:,} of 2,048 tokens")
+    longest = f"{limits.max_model_len:,} tokens"
+    print(f"requests  {full:,} at once of the maximum {longest}, or {short:,} of 2,048 tokens")
     if full < 2 and short < min(ENOUGH, limits.max_num_seqs):
         halves = (
             "--kv-cache-dtype fp8, which holds twice as much, or " if resolved.kv_dtype == "bfloat16" else ""
         )
-        print(f"advice    for more requests at a time: {halves}a smaller --max-model-len, or another GPU")
+        print(f"advice    for more requests at once: {halves}a smaller --max-model-len, or another GPU")
     for decision in resolved.decisions:
         if decision.chosen:
             print(f"          {decision}")
@@ -259,6 +262,6 @@ def show_gpu(model: ModelConfig, resolved: Resolved, gpu: GpuModel) -> None:
         read = token_bytes(model, resolved.dtype)
         most = gpu.bandwidth * 1e12 / read
         speed = f"{gpu.bandwidth:g} TB/s"
-        print(f"bound     {most:,.0f} tokens/s for one stream: {gib(read)} of weights per token at {speed}")
+        print(f"speed     at most {most:,.0f} tokens/s for one stream: {gib(read)} per token at {speed}")
     if gpu.state and gpu.state not in resolved.notes:
         print(f"note      {gpu.state}")

@@ -124,7 +124,9 @@ def remedy(config: EngineConfig, model: ModelConfig, weights: int, hardware: Har
     """Returns advice if the weights exceed the free memory: close other programs, or use another GPU."""
     ways = []
     if weights < hardware.total_bytes - hardware.total_bytes // 10:
-        ways.append(f"close other programs: {gib(hardware.total_bytes)} would be enough")
+        ways.append(
+            f"close other programs: this machine has {gib(hardware.total_bytes)}, which would be enough"
+        )
     alone = replace(config, device="auto", tensor_parallel_size=1, enable_expert_parallel=None)
     gpus = [(gpu.name, hardware_of(gpu)) for gpu in MODELS]
     fitting = [
@@ -134,7 +136,7 @@ def remedy(config: EngineConfig, model: ModelConfig, weights: int, hardware: Har
     ]
     if fitting:
         names = ", ".join(name for _, name in sorted(fitting)[:3])
-        ways.append(f"a GPU such as {names} holds it (chorale fit --gpu NAME)")
+        ways.append(f"use a GPU that holds it, such as {names} (chorale fit --gpu NAME)")
     return "; or ".join(ways)
 
 
@@ -163,12 +165,12 @@ def recommended(found: Sequence[Way], length: int) -> tuple[Way, str] | None:
     return way, f"its engines have the most room; none of these ways has room for {capacity} in each engine"
 
 
-WHY_ENGINES = "engines give more at full load, ranks are faster while requests are few"
+WHY_ENGINES = "more engines are faster at full load, more ranks are faster with few requests"
 HEADING = f"{'ranks':>5} {'engines':>7} {'weights a GPU':>13} {'context an engine':>18} {'longest':>8} " \
     f"{'long':>6} {'of 2,048':>8} {'one stream':>11}"  # fmt: skip
 LEGEND = (
-    '"long" and "of 2,048": requests of the longest and of 2,048 tokens that all engines hold together;',
-    '"one stream": tokens/s at most, by the memory bandwidth of its GPUs',
+    '"long" and "of 2,048": how many requests of the maximum length, and of 2,048 tokens, fit at once',
+    '(all engines together); "one stream": most tokens/s that the memory bandwidth allows',
 )
 
 

@@ -27,13 +27,13 @@ from chorale.version import __version__
 logger = logging.getLogger(__name__)
 
 PHASES = {
-    "download": "get the checkpoint",
-    "device": "open the device",
+    "download": "find or download the model",
+    "device": "open the GPU or CPU",
     "load": "load weights",
     "compile": "compile kernels",
-    "kv_pool": "allocate the KV pool",
+    "kv_pool": "allocate the KV cache",
     "warm_up": "warm up",
-    "graphs": "capture graphs",
+    "graphs": "capture CUDA graphs",
 }
 
 
@@ -53,6 +53,7 @@ class Phase:
     seconds: float | None = None
     message: str = ""
     progress: float | None = None
+    shown: float = 0.0  # when a line about it was printed, if there is no terminal
 
 
 class Screen:
@@ -93,7 +94,7 @@ class Screen:
         self._say(f"chorale {__version__}: {self._settings.engine.model}")
         for text in self._notices:
             self._say(f"note: {text}")
-        self._say(f"listening at {self._url()}; /health is 503 until the model is ready")
+        self._say(f"listening at {self._url()} (/health is 503 until the model is ready)")
 
     def on_status(self, status: EngineStatus, info: EngineInfo | None) -> None:
         if status.state == "loading":
@@ -117,7 +118,7 @@ class Screen:
         self._end_live()
         if self._failed:
             return  # an error message has been printed already
-        self._say("stopping: waiting for running requests (interrupt again to cancel them)")
+        self._say("stopping; running requests may finish (press Ctrl-C again to cancel them)")
 
     # ------------------------------------------------------------------ loading
 
@@ -131,11 +132,20 @@ class Screen:
             phase = self._phases[status.phase] = Phase(status.phase, now)
         phase.progress = status.progress
         phase.message = status.message or phase.message
-        if self._is_terminal:
+        if not self._is_terminal:
+            self._show_progress(phase, now)
+        else:
             if self._live is None:
                 self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._table)
                 self._live.start()
             self._live.refresh()
+
+    def _show_progress(self, phase: Phase, now: float) -> None:
+        """Prints what a phase is doing, at most every 15 s; its end is always printed."""
+        if phase.message and now - phase.shown >= 15:
+            phase.shown = now
+            share = f"{phase.progress:.0%}, " if phase.progress else ""
+            self._say(f"{_label(phase.name)} ... {share}{phase.message}")
 
     def _finish_phase(self, now: float) -> None:
         for phase in self._phases.values():
@@ -201,38 +211,42 @@ def banner(
     yield f"model     {', '.join(names)}{revision} ({info.parameters / 1e6:,.0f} M parameters, {info.dtype})"
     replicas, ranks = settings.server.data_parallel_size, info.tensor_parallel_size
     each = f" (each of {replicas} engines)" if replicas > 1 else ""
-    yield f"device    {f'{ranks} ranks, each: ' if ranks > 1 else ''}{info.device}, {info.ops} ops{each}"
+    of_ranks = f"{ranks} ranks, each: " if ranks > 1 else ""
+    yield f"device    {of_ranks}{info.device}; kernels: {_kernels(info.ops)}{each}"
     if ranks > 1:
         of_rank = ", ".join(
             f"{gib(max(sizes))} of {name.replace('_', ' ')}" for name, sizes in info.rank_bytes.items()
         )
-        yield f"memory    each rank at most {of_rank}"
+        yield f"memory    at most {of_rank} in each rank"
         if info.exchange:
             links = f"; links: {info.rank_links}" if info.rank_links else ""
             yield f"exchange  {EXCHANGES.get(info.exchange, info.exchange)}{links}"
     longest = f"{info.max_model_len:,} tokens"
     pool = f"{info.num_kv_tokens:,} tokens in {info.kv_cache_dtype}"
-    each = " an engine" if replicas > 1 else ""
-    yield f"KV cache  {pool}: {full:.1f} requests{each} at the full {longest}"
+    each = " per engine" if replicas > 1 else ""
+    yield f"KV cache  {pool}, enough for {full:.1f} requests{each} of the maximum {longest}"
     if info.num_host_pages:
-        host = f"{gib(info.host_kv_bytes)} of host memory for {info.num_host_pages:,} pages"
-        yield f"          {host} of {info.block_size} tokens evicted from it"
+        host = f"{gib(info.host_kv_bytes)} of host memory: {info.num_host_pages:,} pages"
+        yield f"          evicted pages go to {host} of {info.block_size} tokens"
     if info.speculation:
         yield f"drafts    {info.speculation}"
     if replicas > 1:
+        count = settings.server.api_server_count
+        processes = "1 HTTP process" if count == 1 else f"{count} HTTP processes"
         yield (
-            f"engines   {replicas} behind one port, {settings.server.api_server_count} HTTP process(es); a "
-            "request goes to the engine that caches its prefix, unless that is busy"
+            f"engines   {replicas} behind one port, {processes}; a request goes to the engine that has its "
+            "prefix in the cache, unless that engine is busy"
         )
     docs = "" if settings.server.disable_docs else f"    docs {url}/docs"
     yield f"API       {url}/v1    metrics {url}/metrics{docs}"
     if settings.server.uds is None:
         yield f"page      {url}/ (chat and charts in a browser)"
-    yield f"auth      {f'{len(settings.api_keys)} API key(s)' if settings.api_keys else 'none'}"
+    keys = len(settings.api_keys)
+    yield f"auth      {'1 API key' if keys == 1 else f'{keys} API keys' if keys else 'no API key'}"
     yield (
-        "tools     client-side functions, MCP servers named by a request"
+        "tools     functions that clients run, MCP servers named in a request"
         if (settings.server.tools.mcp_requests)
-        else "tools     client-side functions"
+        else "tools     functions that clients run"
     )
     for line in tools:
         yield f"          {line}"
@@ -240,11 +254,19 @@ def banner(
         from chorale.model.demo import DEMO_NOTICE
 
         yield f"warning   {DEMO_NOTICE}"
-        yield "          for a real model: chorale serve openai/gpt-oss-20b"
+        yield "          for a real model: chorale serve gpt-oss-20b"
     if info.notes:
         yield f"warning   {'; '.join(info.notes)}"
     yield f"ready in {seconds:.1f} s. Try:"
     yield "  " + curl(settings, url, names[0])
+
+
+def _kernels(ops: str) -> str:
+    """Returns the name of the operations in words: "cpu (avx512_vnni, exact)" is "AVX-512 VNNI, exact"."""
+    if not ops.startswith("cpu ("):
+        return {"triton": "Triton", "reference": "PyTorch"}.get(ops, ops)
+    isa, _, precision = ops[len("cpu (") : -1].partition(", ")
+    return f"{isa.upper().replace('AVX512', 'AVX-512').replace('_', ' ')}, {precision}"
 
 
 def curl(settings: Settings, url: str, model: str) -> str:

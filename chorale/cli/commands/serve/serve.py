@@ -21,7 +21,10 @@ from chorale.tracing import otel
 
 logger = logging.getLogger(__name__)
 
-SUMMARY = "Serve a gpt-oss checkpoint over the OpenAI API (Responses, Chat Completions, Completions)."
+SUMMARY = (
+    "Serve a gpt-oss model over OpenAI's API (Responses, Chat Completions, Completions) and Anthropic's "
+    "(Messages)."
+)
 
 
 def run(arguments: list[str]) -> int:
