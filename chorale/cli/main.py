@@ -30,20 +30,14 @@ COMMANDS = {
         "chorale.cli.commands.measure.bench",
         "measure a server, the engine, the start-up or the kernels",
     ),
-    "eval": (
-        "chorale.cli.commands.measure.eval",
-        "score a model's answers, or compare two servers",
-    ),
+    "eval": ("chorale.cli.commands.measure.eval", "score a model's answers, or compare two servers"),
     "pull": ("chorale.cli.commands.models.models:run_pull", "download a model, or resume a download"),
     "list": ("chorale.cli.commands.models.models:run_list", "list the models on this machine"),
     "fit": (
         "chorale.cli.commands.machine.fit",
         "show whether a model fits on this machine or on another GPU",
     ),
-    "warm": (
-        "chorale.cli.commands.machine.warm",
-        "compile a server's kernels in advance",
-    ),
+    "warm": ("chorale.cli.commands.machine.warm", "compile a server's kernels in advance"),
     "doctor": ("chorale.cli.commands.machine.doctor", "check this machine and suggest fixes"),
     "selfcheck": (
         "chorale.cli.commands.measure.selfcheck",
@@ -105,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
+    if len(given) > 1 and given[0] == "help":
+        given = [given[1], "--help"]
     if not given or given[0] in ("-h", "--help", "help"):
         print(usage())
         return 0

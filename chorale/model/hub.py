@@ -124,6 +124,8 @@ def check_family(
         folder = _fetch(repository, revision, download_dir, ("config.json",), None)
         kind = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
     except ConfigError as fault:
+        if "/" not in repository:
+            raise ConfigError(f"model {repository!r}: {_ONLY}") from fault
         if _is_foreign(repository):
             raise ConfigError(f"model {repository!r}: {_ONLY} (its config.json: {fault.message})") from fault
         raise ConfigError(f"model {repository!r}: {fault.message}") from fault

@@ -132,7 +132,7 @@ def wait_until_healthy(
             if response is not None:
                 with contextlib.suppress(ValueError):
                     phase = str(response.json().get("phase", ""))
-            shown = f"starting {phase} ...".replace("  ", " ").ljust(len(shown))
+            shown = f"starting the model: {phase.replace('_', ' ')} ...".ljust(len(shown))
             _show(f"\r{shown}")
         time.sleep(pause)
     raise ChoraleError(f"the server was not healthy after {seconds:g} s:\n{started.output()}")

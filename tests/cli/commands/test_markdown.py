@@ -71,7 +71,9 @@ def test_only_a_terminal_gets_rendered_text(plain: bool, monkeypatch: pytest.Mon
     with open(theirs, "w", closefd=True) as terminal:
         monkeypatch.setattr(sys, "stdout", terminal)
         show_chat([{"choices": [{"delta": {"content": "**bold**"}}]}], Printer(plain))
-        shown = os.read(ours, 10_000).decode()
+        shown = ""
+        while "bold" not in shown:
+            shown += os.read(ours, 10_000).decode()
     os.close(ours)
     assert ("**bold**" in shown) == plain
     assert "bold" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)

@@ -7,7 +7,9 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
+
+import msgspec
 
 from chorale.cli.commands.client.terminal import Answer, Printer, show_chat
 from chorale.cli.error import print_error
@@ -17,7 +19,6 @@ from chorale.machine.folders import write_whole
 from chorale.requests.openai_client import Client
 
 EFFORTS = ("low", "medium", "high")
-ROLES = ("system", "developer", "user", "assistant", "tool")
 HELP = {
     "/help": "list these commands",
     "/system [TEXT]": "set the system prompt, or show it",
@@ -55,6 +56,12 @@ def typed_lines() -> Iterator[str]:
         yield line
 
 
+class Message(TypedDict):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str
+    reasoning: NotRequired[str]
+
+
 class Session:
     """One conversation. ``messages`` is what was said so far; a question without an answer is not in it."""
 
@@ -63,7 +70,7 @@ class Session:
         self._effort: str | None = given.reasoning_effort
         self._system: str | None = given.system_prompt
         self._unanswered: str | None = None  # the last question, if it failed
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[Message] = []
         self._commands: dict[str, Callable[[str], None]] = {
             "/help": self._help, "/system": self._set_system, "/effort": self._set_effort,
             "/retry": self._retry, "/clear": self._clear, "/save": self._save, "/load": self._load,
@@ -121,7 +128,7 @@ class Session:
 
     def _retry(self, _: str) -> None:
         asked = [n for n, each in enumerate(self.messages) if each["role"] == "user"]
-        replaced: list[dict[str, Any]] = []
+        replaced: list[Message] = []
         question = self._unanswered
         if question is None:
             if not asked:
@@ -149,21 +156,21 @@ class Session:
     def _load(self, name: str) -> None:
         path = Path(name).expanduser()
         try:
-            messages = _read(path)
+            messages = msgspec.json.decode(path.read_bytes(), type=list[Message])
         except OSError as error:
             print_error(f"cannot read {path}: {error.strerror}")
-        except ValueError as error:
+        except msgspec.DecodeError as error:
             print_error(f"{path} is not a saved conversation: {error}")
         else:
-            begin = messages.pop(0) if messages and messages[0]["role"] == "system" else None
-            self._system = begin["content"] if begin else None
+            has_system = bool(messages) and messages[0]["role"] == "system"
+            self._system = messages.pop(0)["content"] if has_system else None
             self.messages, self._unanswered = messages, None
             print(f"Loaded {_count(messages)} from {path}.")
 
     # ------------------------------------------------------------------ questions
 
-    def _with_system(self) -> list[dict[str, Any]]:
-        system = [{"role": "system", "content": self._system}] if self._system else []
+    def _with_system(self) -> list[Message]:
+        system: list[Message] = [{"role": "system", "content": self._system}] if self._system else []
         return [*system, *self.messages]
 
     def ask(self, text: str) -> int:
@@ -191,7 +198,7 @@ class Session:
         return 0
 
     def _keep(self, answer: Answer) -> None:
-        message: dict[str, Any] = {"role": "assistant", "content": answer.content}
+        message: Message = {"role": "assistant", "content": answer.content}
         if answer.reasoning:
             message["reasoning"] = answer.reasoning
         self.messages.append(message)
@@ -207,20 +214,5 @@ def _is_command(line: str) -> bool:
     return line.startswith("/") and "/" not in line.split()[0][1:]  # a question may begin with a path
 
 
-def _count(messages: list[dict[str, Any]]) -> str:
+def _count(messages: list[Message]) -> str:
     return "1 message" if len(messages) == 1 else f"{len(messages)} messages"
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    """Returns the messages in a file that /save wrote. Raises ``OSError`` or ``ValueError``."""
-    try:
-        messages = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"not JSON ({error})") from None
-    if not isinstance(messages, list):
-        raise ValueError("not a list of messages")
-    for number, each in enumerate(messages, 1):
-        role = each.get("role") if isinstance(each, dict) else None
-        if role not in ROLES or not isinstance(each.get("content"), str):
-            raise ValueError(f"message {number} has no known role or no text")
-    return messages

@@ -205,11 +205,7 @@ def check_vocabulary() -> Iterator[Finding]:
     try:
         load_vocabulary()
     except (ChoraleError, OSError, ValueError) as error:
-        yield (
-            "FIX",
-            "vocabulary",
-            f"{error}; unset TIKTOKEN_ENCODINGS_BASE, or reinstall: {install_hint()}",
-        )
+        yield ("FIX", "vocabulary", f"{error}; unset TIKTOKEN_ENCODINGS_BASE, or reinstall: {install_hint()}")
     else:
         source = os.environ.get("TIKTOKEN_ENCODINGS_BASE") or "inside the package"
         yield "OK", "vocabulary", f"o200k_base, sha256 checked ({source})"

@@ -145,7 +145,7 @@ class Screen:
         if phase.message and now - phase.shown >= 15:
             phase.shown = now
             share = f"{phase.progress:.0%}, " if phase.progress else ""
-            self._say(f"{_label(phase.name)} ... {share}{phase.message}")
+            self._say(f"{_label(phase.name)}: {share}{phase.message} ...")
 
     def _finish_phase(self, now: float) -> None:
         for phase in self._phases.values():
