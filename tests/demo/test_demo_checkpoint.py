@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,17 @@ from chorale.errors import CheckpointError, ConfigError
 from chorale.model import demo
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
-from chorale.model.demo import ARCHIVE, DEMO_NOTICE, SHA256, default_cache_dir, ensure_demo, export_demo
+from chorale.model.demo import (
+    ARCHIVE,
+    DEMO_NOTICE,
+    SHA256,
+    archive,
+    default_cache_dir,
+    ensure_demo,
+    export_demo,
+)  # fmt: skip
 from chorale.model.demo.archive import SAMPLING
+from tests.support.device.demo_features import features_once
 
 
 @dataclass(frozen=True)
@@ -33,11 +43,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def first(cache: Path) -> Expansion:
+def first(cache: Path) -> Iterator[Expansion]:
     reports: list[tuple[str, float, str]] = []
-    started = time.process_time()
-    ensure_demo(lambda *report: reports.append(report), cache_dir=cache)
-    return Expansion(reports, time.process_time() - started)
+    with features_once(archive):
+        started = time.process_time()
+        ensure_demo(lambda *report: reports.append(report), cache_dir=cache)
+        yield Expansion(reports, time.process_time() - started)
 
 
 def test_written_once(cache: Path, first: Expansion) -> None:
@@ -80,11 +91,9 @@ def test_a_crash_leaves_no_half_checkpoint(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     # The tables take seconds, and do not get as far as the disk.
-    monkeypatch.setattr("chorale.model.demo.archive.feature_parts", lambda tokens: None)
-    monkeypatch.setattr(
-        "chorale.model.demo.archive.tables", lambda parts, tensors: [torch.zeros(1), torch.zeros(1)]
-    )
-    monkeypatch.setattr("chorale.model.demo.archive.save_file", full_disk)
+    monkeypatch.setattr(archive, "feature_parts", lambda tokens: None)
+    monkeypatch.setattr(archive, "tables", lambda parts, tensors: [torch.zeros(1), torch.zeros(1)])
+    monkeypatch.setattr(archive, "save_file", full_disk)
     with pytest.raises(ConfigError, match=r"demo-.*No space.*XDG_CACHE_HOME"):
         ensure_demo(cache_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []

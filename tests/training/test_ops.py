@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import training.features
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 from chorale.kernels import mxfp4
 from chorale.model.config import ModelConfig
 from chorale.model.demo import archive
 from chorale.model.demo.features import NUM_FEATURES, PIECE_DIMS, feature_parts
 from chorale.model.demo.spelling import other_forms
+from tests.support.device.demo_features import features_once
 from tests.support.device.model import load_model
 from tests.support.device.paged import PagedRunner
 from training.export import write_archive
@@ -23,6 +26,12 @@ from training.features import token_features
 from training.init import write_heads
 from training.net import DemoNet
 from training.ops import nearest_mxfp4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def same_features() -> Iterator[None]:
+    with features_once(training.features, archive):
+        yield
 
 
 @pytest.fixture(scope="module")
