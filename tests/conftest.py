@@ -21,6 +21,7 @@ import pytest
 
 from chorale.config.engine import ToolConfig
 from chorale.machine.folders import Folder
+from chorale.machine.hardware import cpu_count
 from chorale.machine.processes import collect_rarely, die_with_parent, tune_garbage_collector
 from tests.support import REAPER, ROOT
 from tests.support.event_loop import run
@@ -54,6 +55,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # These folders have few but long tests. They start first, so that no worker is idle at the end.
 FIRST = ("serve", "acceptance", "kernels", "parallel", "cli", "runtime", "tools", "demo", "training")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Returns one more than the number of cores: tests wait for the processes that they start, and with one
+    worker for each core, a third of two cores is idle."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # pytest-xdist reads it
+    return cpu_count() + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -59,9 +60,16 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
+@functools.cache
+def imports(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Returns the imports anywhere in a file, for type checking too."""
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def foreign_imports(path: Path) -> set[str]:
-    """Returns the top-level packages that a file imports anywhere, for type checking too."""
-    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    """Returns the top-level packages that a file imports."""
+    nodes = imports(path)
     assert all(node.level == 0 for node in nodes if isinstance(node, ast.ImportFrom)), (
         f"{path}: relative import"
     )
@@ -82,23 +90,21 @@ def test_imports_point_one_way() -> None:
 
 
 def graph() -> dict[str, set[str]]:
-    """Returns, for each module, the modules of Chorale that it imports, for type checking too."""
+    """Returns, for each module, the modules of Chorale that it imports."""
     names = {dotted(path) for path in modules()}
     edges: dict[str, set[str]] = {}
     for path in modules():
         found = edges[dotted(path)] = set()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in imports(path):
             if isinstance(node, ast.Import):
                 ours = [alias.name for alias in node.names if alias.name.startswith("chorale.")]
                 targets = [name.removeprefix("chorale.") for name in ours]
-            elif isinstance(node, ast.ImportFrom):
+            else:
                 if (node.module or "").split(".")[0] != "chorale":
                     continue  # another package, even if it has the name of one of Chorale's
                 base = (node.module or "").removeprefix("chorale.")
                 inside = [f"{base}.{alias.name}".removeprefix("chorale.") for alias in node.names]
                 targets = [name if name in names else base for name in inside]
-            else:
-                continue
             found.update(target for target in targets if target in names and target != dotted(path))
     return edges
 

@@ -33,7 +33,7 @@ def client(checkpoint: Path) -> Iterator[LocalClient]:
     asyncio.run(made.close())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # ends when the worker leaves these tests: an idle server takes CPU time
 def demo_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Runs ``chorale serve demo``, which expands the demo into the user's cache once."""
     with serving("demo", tmp_path_factory.mktemp("demo-server")) as server:

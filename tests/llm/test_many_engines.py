@@ -133,17 +133,17 @@ def test_a_call_within_a_call_is_refused(two: LLM, monkeypatch: pytest.MonkeyPat
     assert engine(two)._client.num_in_flight == 0
 
 
-def test_shutdown_ends_the_processes_and_removes_their_folder(folder: Path) -> None:
-    llm = LLM(str(folder), **OPTIONS, device="cpu", data_parallel_size=2)
-    running = pids(llm)
-    directory = Path(engine(llm)._monitors[0]._start.directory).parent
+def test_shutdown_ends_the_processes_and_removes_their_folder(two: LLM) -> None:
+    """This test must be the last that uses ``two``."""
+    running = pids(two)
+    directory = Path(engine(two)._monitors[0]._start.directory).parent
     assert len(running) == 2
-    llm.shutdown()
-    llm.shutdown()
+    two.shutdown()
+    two.shutdown()
     wait_gone(running)
     assert not directory.exists()
     with pytest.raises(EngineDeadError, match="shut down"):
-        llm.generate([[1]])
+        two.generate([[1]])
 
 
 def test_engines_end_when_their_caller_is_killed(folder: Path) -> None:
