@@ -244,25 +244,6 @@ def test_a_unix_socket_is_removed_at_the_end(
     run(scene())
 
 
-@pytest.mark.parametrize("server", [{}, WORKERS], ids=["one", "workers"])
-def test_sigterm_ends_all_processes_and_removes_the_sockets(server: dict[str, int]) -> None:
-    async def scene() -> None:
-        async with serve(server=server) as s:
-            await s.listening()
-            await s.answers(200)
-            children = [s.engine, *s.children("api_process")]
-            assert len(children) == (3 if server else 1)
-            directory = socket_directory(s.engine)
-            assert directory.exists()
-            s.process.terminate()
-            assert await ended(s) == 0
-            assert {"stopping": True} in s.events
-            assert not any(is_running(pid) for pid in children)
-            assert not directory.exists()
-
-    run(scene())
-
-
 def socket_directory(engine: int) -> Path:
     for line in Path(f"/proc/{engine}/net/unix").read_text().splitlines():
         path = Path(line.split()[-1])
@@ -357,17 +338,23 @@ def test_children_die_with_a_killed_supervisor() -> None:
         pytest.param({}, signal.SIGHUP, id="one-hangup"),
         pytest.param({}, signal.SIGQUIT, id="one-quit"),
         pytest.param({}, signal.SIGINT, id="one-interrupt"),
-        pytest.param(WORKERS, signal.SIGTERM, id="workers-terminate", marks=pytest.mark.slow),
+        pytest.param(WORKERS, signal.SIGTERM, id="workers-terminate"),
         pytest.param(WORKERS, signal.SIGHUP, id="workers-hangup", marks=pytest.mark.slow),
         pytest.param(WORKERS, signal.SIGQUIT, id="workers-quit", marks=pytest.mark.slow),
         pytest.param(WORKERS, signal.SIGINT, id="workers-interrupt", marks=pytest.mark.slow),
     ],
 )
-def test_stop_signals_let_streams_finish(server: dict[str, int], number: signal.Signals) -> None:
+def test_stop_signals_let_streams_finish_and_leave_nothing(
+    server: dict[str, int], number: signal.Signals
+) -> None:
     async def scene() -> None:
         async with serve(behaviour={"step_seconds": 0.05}, server=server) as s:
             await s.listening()
             await s.answers(200)
+            children = [s.engine, *s.children("api_process")]
+            assert len(children) == (3 if server else 1)
+            directory = socket_directory(s.engine)
+            assert directory.exists()
             with contextlib.closing(http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)) as client:
                 body = {"prompt": [1, 2, 3], "max_tokens": 20, "ignore_eos": True, "stream": True}
                 await asyncio.to_thread(client.request, "POST", "/v1/completions", json.dumps(body), JSON)
@@ -380,6 +367,8 @@ def test_stop_signals_let_streams_finish(server: dict[str, int], number: signal.
             assert rest.endswith(b"data: [DONE]\n\n")
             assert await ended(s) == 0
             assert {"stopping": True} in s.events
+            assert not any(is_running(pid) for pid in children)
+            assert not directory.exists()
 
     run(scene())
 
