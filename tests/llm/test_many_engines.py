@@ -196,19 +196,3 @@ def test_two_engines_of_two_ranks_give_the_tokens_of_one() -> None:
         assert len(left) == 4
         assert all(each.stats.num_steps for each in engine(llm)._client.engines)  # both have worked
     wait_gone(left)
-
-
-@pytest.mark.slow
-def test_an_engine_whose_rank_was_killed_is_restarted() -> None:
-    with LLM("demo", **RANKS, data_parallel_size=2, tensor_parallel_size=2) as llm:
-        expected = outputs(llm.generate(TEXTS, GREEDY))
-        engines, ranks = pids(llm), ranks_of(llm)
-        os.kill(ranks[0], signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while len(pids(llm)) < 2 or pids(llm) == engines:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert outputs(llm.generate(TEXTS, GREEDY)) == expected
-        assert len(set(pids(llm)) & set(engines)) == 1  # the other engine was not restarted
-        left = [*engines, *ranks, *pids(llm), *ranks_of(llm)]
-    wait_gone(left)

@@ -59,22 +59,9 @@ def test_closed_items_carry_their_exact_message_ids() -> None:
     assert fold.items[1].content_token_ids == ids("Yes.")
 
 
-JSON = " <|constrain|>json<|message|>{}<|call|>"
-CALLED = [("function_call", "f", "{}", "completed")]
-TO_F = "<|channel|>commentary to="
-
-
 @pytest.mark.parametrize(
     ("text", "items", "reason", "repair"),
     [
-        (f"{TO_F}functions.f to=functions.f{JSON}", CALLED, "tool_calls", "duplicate_recipient"),
-        ("<|channel|>commentary well then to=functions.f" + JSON, CALLED, "tool_calls", "junk_in_header"),
-        (f"{TO_F}functions.f<|channel|>commentary{JSON}", CALLED, "tool_calls", "junk_in_header"),
-        (f"{TO_F}functions.f<|constrain|>json<|message|>{{}}<|call|>", CALLED, "tool_calls", None),
-        (f"{TO_F}f<|message|>{{}}<|call|>", CALLED, "tool_calls", "glued_token"),
-        (call("f", "", "commentary") + "<|call|>", CALLED, "tool_calls", None),
-        (call("f", "{}", "analysis") + "<|call|>", CALLED, "tool_calls", None),
-        (call("f", "{}", "final") + "<|call|>", CALLED, "tool_calls", None),
         (call("f", '{"a'), [("function_call", "f", '{"a', "incomplete")], "length", None),
         (
             call("g", '{"a":1}') + "<|call|>",
@@ -83,22 +70,10 @@ TO_F = "<|channel|>commentary to="
             "undeclared_recipient",
         ),
         (
-            ANALYSIS + "x<|end|><|channel|>final<|message|>y<|return|>",
-            [("reasoning", None, "x", "completed"), ("message", "final_answer", "y", "completed")],
-            "stop",
-            "implicit_start",
-        ),
-        (
             FINAL + "one" + NEXT + FINAL + "two<|return|>more",
             [("message", "final_answer", text, "completed") for text in ("one", "two")],
             "length",
             "tokens_after_end",
-        ),
-        (
-            ANALYSIS + "a" + NEXT + "<|channel|>fin",
-            [("reasoning", None, "a", "completed")],
-            "length",
-            "cut_header",
         ),
     ],
 )
@@ -167,13 +142,6 @@ def test_an_answer_is_forced_for_one_choice_among_several() -> None:
     assert [fold.text("message") for fold in folds] == ["direct", "forced"]
 
 
-def test_two_calls_in_one_turn() -> None:
-    text = call("f", '{"n":1}') + "<|call|><|start|>assistant" + call("f", '{"n":2}') + "<|call|>"
-    fold = one(text, functions=["f"])
-    assert [i.text for i in fold.items] == ['{"n":1}', '{"n":2}']
-    assert len({i.opened.call_id for i in fold.items} | {i.item_id for i in fold.items}) == 4
-
-
 def test_parallel_tool_calls_false_ends_after_the_first_call() -> None:
     text = call("f", '{"n":1}') + "<|call|><|start|>assistant" + call("f", '{"n":2}') + "<|call|>"
     client = playing(text)
@@ -181,17 +149,6 @@ def test_parallel_tool_calls_false_ends_after_the_first_call() -> None:
     assert [i.text for i in fold.items] == ['{"n":1}']
     assert fold.ended.reason == "tool_calls"
     assert client.aborted == ["r"]
-
-
-def test_usage_counts() -> None:
-    text = ANALYSIS + "Think hard." + NEXT + FINAL + "Yes.<|return|>"
-    client = playing(text, num_cached_tokens=2)
-    fold = run(lambda: turn(client))[0]
-    usage = fold.ended.usage
-    assert (usage.input_tokens, usage.cached_tokens) == (3, 2)
-    assert usage.output_tokens == len(ids(text))
-    assert usage.reasoning_tokens == len(ids("Think hard."))
-    assert usage.reasoning_tokens + len(fold.items[1].content_token_ids) <= usage.output_tokens
 
 
 @pytest.mark.parametrize(
@@ -308,12 +265,6 @@ async def test_progress_reports_every_token_once() -> None:
     events = [e async for _, batch in batches(playing(text), progress=True) for e in batch]
     told = [token for event in events if isinstance(event, TurnProgress) for token in event.token_ids]
     assert told == ids(text)
-
-
-def test_prefill_continues_a_message() -> None:
-    fold = one(" world<|return|>", prefill_token_ids=tuple(ids(FINAL)))
-    assert shape(fold) == [("message", "final_answer", " world", "completed")]
-    assert fold.ended.usage.output_tokens == len(ids(" world<|return|>"))
 
 
 @pytest.mark.parametrize(

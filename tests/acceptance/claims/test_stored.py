@@ -1,4 +1,4 @@
-"""A server without options stores responses, bounded by count, bytes and age; vLLM's flags have no effect."""
+"""Stored responses are bounded by count, bytes and age; vLLM's flags have no effect."""
 
 from __future__ import annotations
 
@@ -24,19 +24,6 @@ async def status(server: Server, response_id: str) -> int:
     if answer.status_code == 404:
         assert response_id in answer.json()["error"]["message"]
     return answer.status_code
-
-
-def test_responses_are_stored_by_default_and_deleted_on_request() -> None:
-    async def main(server: Server) -> None:
-        kept, unkept = await make(server), await make(server, store=False)
-        assert (await status(server, kept), await status(server, unkept)) == (200, 404)
-        gone = await server.http.delete(f"/v1/responses/{kept}")
-        assert gone.json() == {"id": kept, "object": "response.deleted", "deleted": True}
-        assert await status(server, kept) == 404
-        assert (await server.http.delete(f"/v1/responses/{kept}")).status_code == 404
-        assert (await server.state.store.stats()).num_bytes == 0
-
-    with_server(playing(HI), main)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
-import openai
 import pytest
 
 from tests.support.grammar.schema_cases import NASTY
@@ -76,23 +75,6 @@ def test_200_clients_that_leave_mid_stream_leave_nothing_behind(served: Served) 
             assert served.metric("vllm:num_requests_waiting") == 0
             assert served.metric("chorale:aborts_total") == aborted, "each left in mid-stream"
         assert served.health() == 200
-
-
-@pytest.mark.slow
-def test_a_full_queue_answers_429(checkpoint: Path, tmp_path: Path) -> None:
-    options = ("--served-model-name", "tiny", "--max-num-seqs", "2", "--max-queued-requests", "2")
-    long = BODY | {"stream": False, "max_tokens": 150}
-    with (
-        serving(checkpoint, tmp_path, *options) as server,
-        concurrent.futures.ThreadPoolExecutor(4) as pool,
-    ):
-        futures = [pool.submit(server.ask, "/v1/completions", long) for _ in range(4)]
-        server.wait_until("queued", lambda: server.metric("vllm:num_requests_waiting") == 2)
-        with pytest.raises(openai.RateLimitError) as full:
-            server.client().completions.create(model="tiny", prompt="x")
-        assert int(full.value.response.headers["retry-after"]) >= 1
-        assert full.value.code == "rate_limit_exceeded"
-        assert [future.result()[0] for future in futures] == [200] * 4
 
 
 # --------------------------------------------------------------------------- schemas
@@ -188,14 +170,3 @@ def test_the_server_recovers_when_its_engine_is_killed(served: Served) -> None:
     assert (ended["status"], ended["error"]["code"]) == ("failed", "server_error")
     assert red < 5.0
     assert back < 30.0
-
-
-@pytest.mark.slow
-def test_sigterm_lets_running_requests_finish(checkpoint: Path, tmp_path: Path) -> None:
-    with serving(checkpoint, tmp_path, "--served-model-name", "tiny") as server:
-        connection = open_stream(server.port, BODY | {"max_tokens": 100})
-        server.process.send_signal(signal.SIGTERM)
-        received = list(events(connection))
-        assert received[-1] == b"[DONE]"
-        assert json.loads(received[-2])["choices"][0]["finish_reason"] == "length"
-        assert server.process.wait(30) == 0

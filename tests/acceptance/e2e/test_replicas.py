@@ -28,7 +28,6 @@ from tests.support.serve.kv_subscriber import Subscriber
 from tests.support.served import Served, serving
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
-SUM = "What is 17 + 25?"
 LONG = "Consider the following text. " + "The quick brown fox jumps over the lazy dog. " * 20
 MESSAGES: Any = [{"role": "user", "content": LONG}]
 
@@ -64,12 +63,6 @@ def by_engine(server: Served, name: str) -> dict[str, float]:
     for sample in (sample for family in families for sample in family.samples if sample.name == name):
         found[sample.labels["engine"]] = found.get(sample.labels["engine"], 0.0) + sample.value
     return found
-
-
-def answered(server: Served) -> dict[str, float]:
-    """Returns finished choices by engine. HTTP processes exchange their counts once a second."""
-    time.sleep(2.5)
-    return by_engine(server, "vllm:request_success_total")
 
 
 def both_ready(server: Served) -> None:
@@ -117,87 +110,11 @@ def heard(two: Served, ports: tuple[int, int]) -> Iterator[list[Subscriber]]:
         each.close()
 
 
-def user(text: str) -> list[Any]:
-    return [{"role": "user", "content": text}]
-
-
 def test_the_banner_and_the_processes(two: Served) -> None:
     two.wait_until("the banner", lambda: "ready in" in two.log.read_text())
     log = two.log.read_text()
     assert "engines   2 behind one port, 2 HTTP process(es)" in log
     assert len(two.engine_pids()) == 2
-
-
-def conversations(server: Served, count: int, rounds: int) -> list[list[tuple[int, int]]]:
-    """Returns (prompt tokens, cached tokens) of each answer. The first questions are sent concurrently, so
-    that the conversations spread over the engines; the others one after another.
-    """
-    client = server.client()
-    topics = [
-        f"{name} " * (60 + 9 * place)
-        for place, name in enumerate(("red", "blue", "tea", "rain", "sea", "oak"))
-    ]
-    history: list[list[Any]] = [user(f"{topics[place]}. {SUM}") for place in range(count)]
-    found: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-
-    def ask(place: int) -> None:
-        answer = client.chat.completions.create(
-            model="demo", messages=history[place], temperature=0, max_tokens=120
-        )
-        usage = answer.usage
-        assert usage is not None
-        assert usage.prompt_tokens_details is not None
-        found[place].append((usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens or 0))
-        history[place].append({"role": "assistant", "content": answer.choices[0].message.content or "-"})
-        history[place] += user(f"What is {place + 3} + {len(found[place])}?")
-
-    with concurrent.futures.ThreadPoolExecutor(count) as pool:
-        list(pool.map(ask, range(count)))
-    for _ in range(rounds - 1):
-        for place in range(count):
-            ask(place)
-    return found
-
-
-@pytest.mark.slow
-def test_conversations_hit_the_cache_as_with_one_engine(two: Served, demo_served: Served) -> None:
-    """The first questions reuse the system message only on an engine that has computed it."""
-    before = by_engine(two, "vllm:prefix_cache_hits_total")
-    earlier = answered(two)
-    replicas = conversations(two, 4, 3)
-    single = conversations(demo_served, 4, 3)
-    for ours, theirs in zip(replicas, single, strict=True):
-        assert ours[1:] == theirs[1:]  # (prompt, cached) of each round
-        assert all(cached > prompt // 2 for prompt, cached in ours[1:])
-    after = by_engine(two, "vllm:prefix_cache_hits_total")
-    total = sum(after.values()) - sum(before.values())
-    assert total == sum(cached for rounds in replicas for _, cached in rounds)
-    later = answered(two)
-    assert all(later[engine] > earlier.get(engine, 0) for engine in ("0", "1")), (earlier, later)
-
-
-@pytest.mark.slow
-def test_a_hot_prefix_uses_both_engines(two: Served) -> None:
-    client = two.client()
-    hot = "The quick brown fox. " * 60
-    before = answered(two)
-
-    def ask(number: int) -> int:
-        usage = client.completions.create(
-            model="demo", prompt=f"{hot} {number}", max_tokens=24, extra_body={"ignore_eos": True}
-        ).usage
-        assert usage is not None
-        assert usage.prompt_tokens_details is not None
-        return usage.prompt_tokens_details.cached_tokens or 0
-
-    ask(0)
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        cached = list(pool.map(ask, range(1, 33)))
-    after = answered(two)
-    counts = [after[engine] - before.get(engine, 0) for engine in ("0", "1")]
-    assert sum(counts) == 33
-    assert min(counts) >= 8, counts
-    assert sum(1 for each in cached if each > 0) >= 24, cached
 
 
 def lasting(client: openai.OpenAI, number: int, on_first: Any = None) -> tuple[str, str]:
@@ -256,26 +173,6 @@ def test_kill_9_of_one_engine_under_load(two: Served) -> None:
         "it gets requests again",
         lambda: by_engine(two, "vllm:generation_tokens_total")[gone["engine"]] > generated[gone["engine"]],
     )
-
-
-@pytest.mark.slow
-def test_the_queue_limit_covers_both_engines(tmp_path: Path) -> None:
-    options = ("-dp", "2", "--api-server-count", "1", "--max-num-seqs", "1", "--max-queued-requests", "1")
-    with serving("demo", tmp_path, *options) as server:
-        both_ready(server)
-        client = server.client()
-        with concurrent.futures.ThreadPoolExecutor(3) as pool:
-            begun: list[int] = []
-            streams = [pool.submit(lasting, client, n, lambda: begun.append(1)) for n in range(3)]
-            server.wait_until(
-                "two run and one waits", lambda: server.metric("vllm:num_requests_waiting") == 1
-            )
-            with pytest.raises(openai.RateLimitError) as full:
-                client.completions.create(model="demo", prompt="x", max_tokens=2)
-            assert int(full.value.response.headers["retry-after"]) >= 1
-            assert [stream.result()[1] for stream in streams] == ["length"] * 3
-        assert client.completions.create(model="demo", prompt="x", max_tokens=2).choices
-        assert set(by_engine(server, "vllm:request_success_total")) == {"0", "1"}  # one HTTP process
 
 
 def test_an_endpoint_picker_finds_its_metrics(two: Served) -> None:

@@ -119,6 +119,14 @@ async def test_only_open_responses_streams_end_with_done(dialect: str) -> None:
             assert parse_sse(answer.content)[-1]["type"] == "response.completed"
 
 
+async def test_an_unknown_dialect_is_refused() -> None:
+    async with serve(HELLO) as server:
+        headers = {"x-responses-dialect": "klingon"}
+        assert (
+            await server.http.post("/v1/responses", json={"input": "x"}, headers=headers)
+        ).status_code == 400
+
+
 async def test_the_format_is_echoed_with_strict() -> None:
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
     async with serve("<|channel|>final<|message|>{}<|return|>") as server:

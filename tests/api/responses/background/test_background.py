@@ -237,30 +237,6 @@ async def test_obfuscation_pads_deltas_and_changes_nothing_else() -> None:
         fold_events(parse_sse(streamed.content))
 
 
-@pytest.mark.parametrize("way", ["flag", "header"])
-async def test_the_open_responses_dialect_renames_reasoning_events(way: str) -> None:
-    default = "open-responses" if way == "flag" else "openai"
-    config = ServerConfig(system_start_date="2026-01-02", responses_dialect=default)
-    headers = {} if way == "flag" else {"x-responses-dialect": "open-responses"}
-    async with serve(HELLO, config=config) as server:
-        made = (await server.post(input="hello", background=True))[1]
-        await ended(server, made["id"])
-        posted = await server.http.post("/v1/responses", json={"input": "x", "stream": True}, headers=headers)
-        resumed = await server.http.get(f"/v1/responses/{made['id']}?stream=true", headers=headers)
-        for answer in (posted, resumed):
-            kinds = {event["type"] for event in parse_sse(answer.content)}
-            assert {"response.reasoning.delta", "response.reasoning.done"} <= kinds
-            assert not any("reasoning_text" in kind for kind in kinds)
-        back = await server.http.get(
-            f"/v1/responses/{made['id']}?stream=true", headers={"x-responses-dialect": "openai"}
-        )
-        assert b"event: response.reasoning_text.delta" in back.content
-        bad = await server.http.post(
-            "/v1/responses", json={"input": "x"}, headers={"x-responses-dialect": "klingon"}
-        )
-        assert bad.status_code == 400
-
-
 async def test_the_summary_dialect_returns_reasoning_as_a_summary() -> None:
     """Clients that support only summaries get the reasoning. Items sent back are replayed exactly."""
     config = ServerConfig(system_start_date="2026-01-02", responses_dialect="summary")
