@@ -43,8 +43,6 @@ class Outcome:
     num_output: int = 0
     num_reasoning: int = 0
     builtin: list[tuple[str, str]] = field(default_factory=list)  # (type of item, status)
-    cited: list[tuple[str, str]] = field(default_factory=list)  # (cited text, url)
-    outputs: list[str] = field(default_factory=list)  # outputs of python
     raw: Any = None
 
     def told(self) -> tuple[Any, ...]:
@@ -189,8 +187,7 @@ def read(face: str, stream: bool, response: httpx2.Response) -> Outcome:
 def _read_chat(raw: Any, stream: bool) -> Outcome:
     if stream:
         [(_, choice)] = fold_chat(raw).items()
-        message = {key: _pieces(raw, key) for key in ("annotations", "builtin_tool_calls")}
-        message["builtin_tool_calls"] = _joined(message["builtin_tool_calls"])
+        message = {"builtin_tool_calls": _joined(_pieces(raw, "builtin_tool_calls"))}
         calls = [choice["calls"][index] for index in sorted(choice["calls"])]
         usage = next((chunk["usage"] for chunk in reversed(raw) if chunk.get("usage")), None)
         text, reasoning, finish = choice["content"], choice["reasoning"], choice["finish_reason"]
@@ -204,13 +201,8 @@ def _read_chat(raw: Any, stream: bool) -> Outcome:
             for call in message.get("tool_calls") or []
         ]
     found = Outcome(text, reasoning, [m[:2] for m in made], [m[2] for m in made], finish, raw=raw)
-    for entry in message.get("annotations") or ():
-        cited = entry["url_citation"]
-        found.cited.append((text[cited["start_index"] : cited["end_index"]], cited["url"]))
     calls = message.get("builtin_tool_calls") or []
     found.builtin = [(made["type"], made["status"]) for made in calls]
-    whole = [made for made in calls if made["status"] == "completed"]
-    found.outputs = [made["output"] for made in whole if made["type"] == "code_interpreter_call"]
     if usage is not None:
         found.num_input, found.num_output = usage["prompt_tokens"], usage["completion_tokens"]
         found.num_cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -242,13 +234,8 @@ def _read_responses(raw: Any, stream: bool) -> Outcome:
             found.call_ids.append(item["call_id"])
         elif item["type"] == "message":
             texts += [part["text"] for part in item["content"]]
-            for part in item["content"]:
-                notes = part.get("annotations", ())
-                found.cited += [(part["text"][n["start_index"] : n["end_index"]], n["url"]) for n in notes]
         elif item["type"].endswith("_call"):
             found.builtin.append((item["type"], item["status"]))
-            if item["type"] == "code_interpreter_call":
-                found.outputs.append("".join(output["logs"] for output in item["outputs"] or ()))
         elif item["type"] == "reasoning":
             found.reasoning += ("\n\n" if found.reasoning else "") + item["content"][0]["text"]
     found.text = "\n\n".join(text for text in texts if text)

@@ -115,13 +115,6 @@ def test_a_forced_answer_of_each_choice_has_the_seed_of_its_choice() -> None:
     assert sorted((asked.sampling.n, asked.sampling.seed) for asked in later) == seeds
 
 
-def test_an_answer_is_forced_after_an_empty_output() -> None:
-    client = in_rounds("<|return|>", "Here.<|return|>")
-    fold = run(lambda: turn(client, prompt=[5]))[0]
-    assert shape(fold) == [("message", "final_answer", "Here.", "completed")]
-    assert client.requests[1].prompt_token_ids == [5, *ids(FINAL)]
-
-
 def test_no_answer_is_forced_without_tokens_left() -> None:
     text = ANALYSIS + "Think.<|return|>"
     client = in_rounds(text, "never")

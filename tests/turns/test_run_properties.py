@@ -22,7 +22,6 @@ from tests.support.scripted import (
     fold_chat,
     ids,
     of_body,
-    turn,
     without_ids,
 )
 from tests.support.server import VOCAB, served
@@ -101,37 +100,5 @@ def test_fold_of_the_chat_stream_is_the_body(
         for made in fold_chat(chunks)[0]["calls"].values():
             assert made["name"] in ("f", "g")
             assert made["arguments"] or fold_chat(chunks)[0]["finish_reason"] == "length"
-
-    asyncio.run(main())
-
-
-@quick
-@given(streams(), st.integers(1, 64), st.integers(1, 30))
-def test_items_do_not_depend_on_how_tokens_arrive(tokens: list[int], step: int, interval: int) -> None:
-    async def folded(step: int, interval: int) -> Any:
-        [fold] = await turn(
-            client_of(tokens, step), functions=["f", "g"], stream_interval=interval, stop=("STOP",)
-        )
-        assert fold.ended is not None
-        items = [
-            (
-                i.kind,
-                i.opened.name,
-                i.opened.phase,
-                i.text,
-                i.status,
-                i.token_ids,
-                i.content_token_ids,
-                len(i.logprobs),
-            )
-            for i in fold.items
-        ]
-        assert all(item.status is not None for item in fold.items)
-        assert len({item.item_id for item in fold.items}) == len(fold.items)
-        ended = fold.ended
-        return items, ended.reason, ended.stop_reason, ended.usage, ended.repairs, ended.output_token_ids
-
-    async def main() -> None:
-        assert await folded(1, 1) == await folded(step, interval)
 
     asyncio.run(main())

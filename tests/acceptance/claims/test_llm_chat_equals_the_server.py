@@ -56,8 +56,8 @@ CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]] = 
     "cut": (SUM, {"max_tokens": 6}, {}),
     "stop": (SUM, {"stop": ["2"]}, {}),
     "stop token": (SUM, {"stop_token_ids": [2366, 17]}, {}),
-    "no end": (SUM, {"ignore_eos": True, "max_tokens": 60}, {}),
-    "long": (SUM, {"min_tokens": 40, "max_tokens": 80}, {}),
+    "no end": (SUM, {"ignore_eos": True, "max_tokens": 32}, {}),
+    "long": (SUM, {"min_tokens": 24, "max_tokens": 32}, {}),
     "schema": (SUM, {"structured_outputs": {"json": SCHEMA}}, {}),
     "regex": (SUM, {"structured_outputs": {"regex": "[0-9]{3}"}}, {}),
     "choice": (SUM, {"structured_outputs": {"choice": ["red", "blue"]}}, {}),
@@ -68,7 +68,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]] = 
 
 
 def sampling_of(case: str) -> dict[str, Any]:
-    return {"seed": 7, "temperature": 0.3, "max_tokens": 48, **CASES[case][1]}
+    return {"seed": 7, "temperature": 0.3, "max_tokens": 32, **CASES[case][1]}
 
 
 @pytest.fixture(scope="module")

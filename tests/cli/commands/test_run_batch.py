@@ -77,16 +77,6 @@ def test_lines_are_sent_to_a_server(server: HttpFiles, capsys: pytest.CaptureFix
     assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
-def test_input_and_output_may_be_urls(server: HttpFiles) -> None:
-    names = write_input(5)
-    server.files["/in"] = Path("in.jsonl").read_bytes()
-    urls = ["-i", f"{server.url}/in", "-o", f"{server.url}/out"]
-    assert main(["run-batch", *urls, "--base-url", server.url]) == 0
-    records = [json.loads(line) for line in server.files["/out"].splitlines()]
-    assert [record["custom_id"] for record in records] == names
-    assert [path.name for path in Path().iterdir()] == ["in.jsonl"]
-
-
 def test_an_output_that_cannot_be_sent_is_kept(server: HttpFiles, capsys: pytest.CaptureFixture[str]) -> None:
     write_input(5)
     server.failures["/out"] = [403]

@@ -20,7 +20,6 @@ from tests.support.responses import TOOL
 from tests.support.scripted_tools import (
     Runner,
     ScriptedService,
-    plain,
     result,
     tools_served,
 )
@@ -406,19 +405,6 @@ async def test_an_answer_is_forced_again_after_another_tool() -> None:
         assert kinds(body)[-2:] == ["reasoning", "message"]
         assert body["output"][-1]["content"][0]["text"] == "It is 42."
         assert len(server.client.requests) == 4
-
-
-async def test_all_kinds_in_one_turn() -> None:
-    async with tools_served(SEARCH, PYTHON, ECHO, FINAL, tools=ScriptedService(plain)) as server:
-        include = ["code_interpreter_call.outputs"]
-        body = await server.respond(input="x", tools=[WEB, CODE, MCP], include=include)
-        made = ["web_search_call", "code_interpreter_call", "mcp_call"]
-        assert kinds(body) == ["mcp_list_tools", *made, "message"]
-        called = [call.recipient for call in server.tools.boxes[0].calls]
-        assert called == ["browser.search", "python", "srv.echo"]
-        assert body["output"][2]["outputs"] == [{"type": "logs", "logs": "42\n"}]
-        assert body["output"][3]["output"] == 'echo: {"text":"hi"}'
-        assert "namespace srv {" in server.prompt(0)
 
 
 async def test_a_turn_after_a_tool_waits_for_room_in_the_queue() -> None:
