@@ -53,17 +53,14 @@ def recorded(take, sent):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("own_secrets", [False, True])
-def test_a_conversation_stays_on_its_engine_and_its_hits_are_as_expected(own_secrets: bool) -> None:
-    async def scene() -> None:
-        async with replica_rig(3, own_secrets=own_secrets) as rig:
-            openings = [[10 + i] * random.Random(i).randint(40, 300) for i in range(6)]
-            for name, opening in enumerate(openings):
-                found = await talk(rig, f"c{name}", 5, opening)
-                assert len({engine for engine, _, _ in found}) == 1, found
-                assert all(cached == estimate for _, cached, estimate in found), found
-                assert all(cached > 0 for _, cached, _ in found[1:]), found
-
-    run(scene())
+async def test_a_conversation_stays_on_its_engine_and_its_hits_are_as_expected(own_secrets: bool) -> None:
+    async with replica_rig(3, own_secrets=own_secrets) as rig:
+        openings = [[10 + i] * random.Random(i).randint(40, 300) for i in range(6)]
+        for name, opening in enumerate(openings):
+            found = await talk(rig, f"c{name}", 5, opening)
+            assert len({engine for engine, _, _ in found}) == 1, found
+            assert all(cached == estimate for _, cached, estimate in found), found
+            assert all(cached > 0 for _, cached, _ in found[1:]), found
 
 
 def test_concurrent_conversations_have_as_many_cache_hits_as_on_one_engine() -> None:
@@ -106,228 +103,198 @@ def test_a_long_prompt_is_hashed_in_slices_and_its_cached_blocks_are_found(loop:
     run(scene(), loop)
 
 
-def test_a_burst_is_spread_before_any_engine_has_answered() -> None:
-    async def scene() -> None:
-        async with replica_rig(3, Behaviour(step_seconds=0.005)) as rig:
-            streams = [rig.client.submit(request(f"r{i}", 30, prompt=[i + 1] * 100)) for i in range(30)]
-            await asyncio.sleep(0)
-            engines = [stream.engine for stream in streams]
-            assert [engines.count(index) for index in range(3)] == [10, 10, 10]
-            await asyncio.gather(*(collect(stream) for stream in streams))
-            await rig.idle()
-            assert not any(member.follower._unseen for member in rig.members)
-            # Long and short prompts alternate: no engine may get more than its share of the long ones.
-            sizes = [4000, 20] * 6
-            mixed = [request(f"m{i}", 3, prompt=[60 + i] * size) for i, size in enumerate(sizes)]
-            streams = [rig.client.submit(each) for each in mixed]
-            await asyncio.sleep(0)
-            tokens = [0, 0, 0]
-            for stream, size in zip(streams, sizes, strict=True):
-                tokens[stream.engine] += size
-            assert max(tokens) < 9000, tokens
-            await asyncio.gather(*(collect(stream) for stream in streams))
-
-    run(scene())
+async def test_a_burst_is_spread_before_any_engine_has_answered() -> None:
+    async with replica_rig(3, Behaviour(step_seconds=0.005)) as rig:
+        streams = [rig.client.submit(request(f"r{i}", 30, prompt=[i + 1] * 100)) for i in range(30)]
+        await asyncio.sleep(0)
+        engines = [stream.engine for stream in streams]
+        assert [engines.count(index) for index in range(3)] == [10, 10, 10]
+        await asyncio.gather(*(collect(stream) for stream in streams))
+        await rig.idle()
+        assert not any(member.follower._unseen for member in rig.members)
+        # Long and short prompts alternate: no engine may get more than its share of the long ones.
+        sizes = [4000, 20] * 6
+        mixed = [request(f"m{i}", 3, prompt=[60 + i] * size) for i, size in enumerate(sizes)]
+        streams = [rig.client.submit(each) for each in mixed]
+        await asyncio.sleep(0)
+        tokens = [0, 0, 0]
+        for stream, size in zip(streams, sizes, strict=True):
+            tokens[stream.engine] += size
+        assert max(tokens) < 9000, tokens
+        await asyncio.gather(*(collect(stream) for stream in streams))
 
 
-def test_requests_for_a_hot_prefix_use_every_engine() -> None:
-    async def scene() -> None:
-        async with replica_rig(2, Behaviour(step_seconds=0.005)) as rig:
-            hot = [7] * 1600
-            await rig.ask(request("warm", 3, prompt=[*hot, 1]))
-            streams = [rig.client.submit(request(f"r{i}", 200, prompt=[*hot, i + 2])) for i in range(40)]
-            await asyncio.sleep(0)
-            engines = [stream.engine for stream in streams]
-            assert min(engines.count(0), engines.count(1)) >= 8, engines
-            await asyncio.gather(*(collect(stream) for stream in streams))
-
-    run(scene())
+async def test_requests_for_a_hot_prefix_use_every_engine() -> None:
+    async with replica_rig(2, Behaviour(step_seconds=0.005)) as rig:
+        hot = [7] * 1600
+        await rig.ask(request("warm", 3, prompt=[*hot, 1]))
+        streams = [rig.client.submit(request(f"r{i}", 200, prompt=[*hot, i + 2])) for i in range(40)]
+        await asyncio.sleep(0)
+        engines = [stream.engine for stream in streams]
+        assert min(engines.count(0), engines.count(1)) >= 8, engines
+        await asyncio.gather(*(collect(stream) for stream in streams))
 
 
-def test_requests_and_prefixes_of_another_process_count_in_the_choice_of_an_engine() -> None:
-    async def scene() -> None:
-        async with replica_rig(2, Behaviour(step_seconds=0.01)) as rig:
-            other = FixedFleet(rig.directories, first_slot=1)
-            other.start()
-            followers = [member.follower for member in members_of(other)]
-            try:
-                await until(lambda: all(follower.index for follower in followers), "it follows both engines")
-                busy = rig.members[0].remote
-                streams = [busy.submit(request(f"r{i}", 50_000)) for i in range(6)]
-                await asyncio.gather(*(anext(stream) for stream in streams))
-                await until(lambda: followers[0].backlog().num_rows == 6, "the other process knows")
-                assert followers[1].backlog().num_rows == 0
-                theirs = [other.submit(request(f"o{i}", 3, prompt=[50 + i] * 40)) for i in range(3)]
-                await asyncio.gather(*(collect(stream) for stream in theirs))
-                assert {stream.engine for stream in theirs} == {1}
-                assert len([s for s in streams if s.num_unfinished]) == 6
-                await asyncio.gather(*(stream.aclose() for stream in streams))
-                await rig.idle()
-
-                engine, _, _ = await rig.ask(request("a", 3, prompt=[3] * 500))
-                await rig.idle()
-                await until(
-                    lambda: len(followers[engine].index.full) > len(followers[1 - engine].index.full),  # type: ignore[union-attr]
-                    "the other process knows the blocks",
-                )
-                await until(lambda: not any(f.backlog().num_rows for f in followers), "it knows the end")
-                stream = other.submit(request("b", 3, prompt=[3] * 500))
-                chunks = [chunk async for part in stream for chunk in part]
-                assert (stream.engine, chunks[0].num_cached_tokens) == (engine, 496)
-            finally:
-                await other.close()
-
-    run(scene())
-
-
-def test_after_the_death_of_an_engine_every_request_still_gets_all_its_tokens() -> None:
-    async def scene() -> None:
-        async with replica_rig(2, Behaviour(step_seconds=0.005)) as rig:
-            client = rig.client
-            asked = [request(f"r{i}", 200, prompt=[i + 1] * 50, seed=i) for i in range(8)]
-            streams = [client.submit(each) for each in asked]
-            firsts = await asyncio.gather(*(anext(stream) for stream in streams))
-            assert sorted(stream.engine for stream in streams) == [0] * 4 + [1] * 4
-            rig.kill(1)
-            await until(lambda: client.engines[1].status.state == "dead", "the engine is dead")
-            assert client.status.state == "ready"  # the other serves
-            assert (await rig.ask(request("meanwhile", 3)))[0] == 0
-            ends = await asyncio.gather(*(collect(stream) for stream in streams))
-            for each, first, end in zip(asked, firsts, ends, strict=True):
-                tokens = [token for chunk in first for token in chunk.token_ids] + end[0][0]
-                assert (tokens, end[0][1]) == (expected(each), "length")
-            assert client.num_in_flight == 0
-            await rig.ready()
-            assert rig.monitors[1].num_restarts == 1
-            both = [client.submit(request(f"again{i}", 20, prompt=[90 + i] * 40)) for i in range(4)]
-            await asyncio.gather(*(collect(stream) for stream in both))
-            assert {stream.engine for stream in both} == {0, 1}
-
-    run(scene())
-
-
-def test_the_index_of_a_restarted_engine_is_empty() -> None:
-    async def scene() -> None:
-        async with replica_rig(2) as rig:
-            engine, _, _ = await rig.ask(request("a", 3, prompt=[3] * 500))
-            follower = rig.members[engine].follower
-            assert follower.index is not None
-            assert follower.index.full
-            rig.kill(engine)
-            await until(lambda: follower.index is None, "the index is dropped")
-            await rig.ready()
-            assert not follower.index.full
-            found = await talk(rig, "c", 3, [4] * 100)
-            assert all(cached == estimate for _, cached, estimate in found)
-
-    run(scene())
-
-
-def test_without_any_engine_new_requests_are_refused_and_those_in_flight_wait() -> None:
-    async def scene() -> None:
-        async with replica_rig(2, Behaviour(step_seconds=0.005)) as rig:
-            client = rig.client
-            asked = [request(f"r{i}", 100, prompt=[i + 1] * 40) for i in range(4)]
-            reads = [asyncio.ensure_future(collect(client.submit(each))) for each in asked]
-            await until(lambda: client.stats.generation_tokens > 40, "all run")
-            for index in range(2):
-                rig.kill(index)
-            await until(lambda: client.status.state in ("dead", "loading"), "no engine is up")
-            with pytest.raises((EngineDeadError, EngineLoadingError)) as refused:
-                client.submit(request("none"))
-            assert refused.value.retry_after
-            with pytest.raises((EngineDeadError, EngineLoadingError)):
-                client.reserve({"none": 1})
-            for each, read in zip(asked, reads, strict=True):
-                assert (await read)[0] == (expected(each), "length")
-            assert client.num_in_flight == 0
-
-    run(scene())
-
-
-def test_the_queue_limit_counts_all_engines_and_reservations_admit_all_or_none() -> None:
-    async def scene() -> None:
-        behaviour = Behaviour(step_seconds=0.005, max_num_seqs=2)
-        async with replica_rig(2, behaviour, max_queued_requests=2) as rig:
-            client = rig.client  # room for 2 + 2 + 2
-            assert client.info.max_num_seqs == 2
-            streams = [client.submit(request(f"r{i}", 50_000)) for i in range(4)]
-            with pytest.raises(QueueFullError):
-                client.reserve({"a": 1, "b": 2})
-            client.reserve({"a": 1, "b": 1})
-            with pytest.raises(QueueFullError):
-                client.submit(request("c"))
-            with pytest.raises(RequestError, match="at most 6"):
-                client.submit(request("d", n=7))
-            reserved = [client.submit(request(name, 3)) for name in ("a", "b")]
-            client.release(["a", "b"])
-            assert client.num_in_flight == 6
+async def test_requests_and_prefixes_of_another_process_count_in_the_choice_of_an_engine() -> None:
+    async with replica_rig(2, Behaviour(step_seconds=0.01)) as rig:
+        other = FixedFleet(rig.directories, first_slot=1)
+        other.start()
+        followers = [member.follower for member in members_of(other)]
+        try:
+            await until(lambda: all(follower.index for follower in followers), "it follows both engines")
+            busy = rig.members[0].remote
+            streams = [busy.submit(request(f"r{i}", 50_000)) for i in range(6)]
+            await asyncio.gather(*(anext(stream) for stream in streams))
+            await until(lambda: followers[0].backlog().num_rows == 6, "the other process knows")
+            assert followers[1].backlog().num_rows == 0
+            theirs = [other.submit(request(f"o{i}", 3, prompt=[50 + i] * 40)) for i in range(3)]
+            await asyncio.gather(*(collect(stream) for stream in theirs))
+            assert {stream.engine for stream in theirs} == {1}
+            assert len([s for s in streams if s.num_unfinished]) == 6
             await asyncio.gather(*(stream.aclose() for stream in streams))
-            assert [len(answer[0][0]) for answer in await asyncio.gather(*map(collect, reserved))] == [3, 3]
-            rig.kill(0)
-            await until(lambda: client.engines[0].status.state != "ready", "one engine is gone")
-            rest = [client.submit(request(f"s{i}", 50_000)) for i in range(4)]
-            with pytest.raises(QueueFullError):  # room for 2 + 2 without the engine
-                client.submit(request("e"))
-            with pytest.raises(QueueFullError):  # fits once the engine is back
-                client.submit(request("f", n=6))
-            await asyncio.gather(*(stream.aclose() for stream in rest))
-
-    run(scene())
-
-
-def test_a_refused_request_does_not_count_in_the_backlog() -> None:
-    async def scene() -> None:
-        async with replica_rig(2) as rig:
-            bad = GenerateRequest(
-                request_id="bad", prompt_token_ids=[2**40] * 40, sampling=SamplingSpec(max_tokens=3)
-            )
-            chunks = [chunk async for part in rig.client.submit(bad) for chunk in part]
-            assert [chunk.finish_reason for chunk in chunks] == ["error"]
             await rig.idle()
-            first = rig.client.submit(request("same", 3))
-            with pytest.raises(ConflictError):
-                rig.client.submit(request("same", 3))
-            await collect(first)
 
-    run(scene())
-
-
-def test_a_client_that_expired_follows_the_engine_again() -> None:
-    async def scene() -> None:
-        async with replica_rig(2) as rig:
-            member = rig.members[0]
-            follower = member.follower
-            await rig.ask(request("a", 3, prompt=[3] * 100))
-            expired = ClientExpired(member.remote.info.engine_id, "the server process was silent")
-            member.remote._message(expired)
-            assert follower.index is None
-            await until(lambda: follower.index is not None, "it has a new snapshot")
-            found = await talk(rig, "c", 3, [4] * 100)
-            assert all(cached == estimate for _, cached, estimate in found)
-
-    run(scene())
+            engine, _, _ = await rig.ask(request("a", 3, prompt=[3] * 500))
+            await rig.idle()
+            await until(
+                lambda: len(followers[engine].index.full) > len(followers[1 - engine].index.full),  # type: ignore[union-attr]
+                "the other process knows the blocks",
+            )
+            await until(lambda: not any(f.backlog().num_rows for f in followers), "it knows the end")
+            stream = other.submit(request("b", 3, prompt=[3] * 500))
+            chunks = [chunk async for part in stream for chunk in part]
+            assert (stream.engine, chunks[0].num_cached_tokens) == (engine, 496)
+        finally:
+            await other.close()
 
 
-def test_a_failed_engine_no_longer_counts_in_the_capacity() -> None:
-    async def scene() -> None:
-        behaviour = Behaviour(step_seconds=0.005, max_num_seqs=2)
-        async with replica_rig(2, behaviour, max_queued_requests=2) as rig:
-            client = rig.client
-            stream = client.submit(request("r", 50_000))
-            await anext(stream)
-            lost = stream.engine
-            rig.members[lost].remote.mark_failed("no such device")  # as its last heartbeat does
-            await until(lambda: rig.members[1 - lost].remote.num_in_flight == 1, "the request moves")
-            assert client.status.state == "ready"
-            with pytest.raises(RequestError, match="at most 4"):  # 6 with both engines
-                client.submit(request("s", n=5))
-            asked = [request(f"t{i}", 3, prompt=[i + 1] * 40) for i in range(3)]
-            assert {engine for engine, _, _ in [await rig.ask(each) for each in asked]} == {1 - lost}
-            client.mark_failed("no device is left")
-            with pytest.raises(EngineDeadError, match="no device is left"):
-                await collect(stream)
-            with pytest.raises(EngineDeadError, match="no device is left"):
-                client.submit(request("u", 3))
+async def test_after_the_death_of_an_engine_every_request_still_gets_all_its_tokens() -> None:
+    async with replica_rig(2, Behaviour(step_seconds=0.005)) as rig:
+        client = rig.client
+        asked = [request(f"r{i}", 200, prompt=[i + 1] * 50, seed=i) for i in range(8)]
+        streams = [client.submit(each) for each in asked]
+        firsts = await asyncio.gather(*(anext(stream) for stream in streams))
+        assert sorted(stream.engine for stream in streams) == [0] * 4 + [1] * 4
+        rig.kill(1)
+        await until(lambda: client.engines[1].status.state == "dead", "the engine is dead")
+        assert client.status.state == "ready"  # the other serves
+        assert (await rig.ask(request("meanwhile", 3)))[0] == 0
+        ends = await asyncio.gather(*(collect(stream) for stream in streams))
+        for each, first, end in zip(asked, firsts, ends, strict=True):
+            tokens = [token for chunk in first for token in chunk.token_ids] + end[0][0]
+            assert (tokens, end[0][1]) == (expected(each), "length")
+        assert client.num_in_flight == 0
+        await rig.ready()
+        assert rig.monitors[1].num_restarts == 1
+        both = [client.submit(request(f"again{i}", 20, prompt=[90 + i] * 40)) for i in range(4)]
+        await asyncio.gather(*(collect(stream) for stream in both))
+        assert {stream.engine for stream in both} == {0, 1}
 
-    run(scene())
+
+async def test_the_index_of_a_restarted_engine_is_empty() -> None:
+    async with replica_rig(2) as rig:
+        engine, _, _ = await rig.ask(request("a", 3, prompt=[3] * 500))
+        follower = rig.members[engine].follower
+        assert follower.index is not None
+        assert follower.index.full
+        rig.kill(engine)
+        await until(lambda: follower.index is None, "the index is dropped")
+        await rig.ready()
+        assert not follower.index.full
+        found = await talk(rig, "c", 3, [4] * 100)
+        assert all(cached == estimate for _, cached, estimate in found)
+
+
+async def test_without_any_engine_new_requests_are_refused_and_those_in_flight_wait() -> None:
+    async with replica_rig(2, Behaviour(step_seconds=0.005)) as rig:
+        client = rig.client
+        asked = [request(f"r{i}", 100, prompt=[i + 1] * 40) for i in range(4)]
+        reads = [asyncio.ensure_future(collect(client.submit(each))) for each in asked]
+        await until(lambda: client.stats.generation_tokens > 40, "all run")
+        for index in range(2):
+            rig.kill(index)
+        await until(lambda: client.status.state in ("dead", "loading"), "no engine is up")
+        with pytest.raises((EngineDeadError, EngineLoadingError)) as refused:
+            client.submit(request("none"))
+        assert refused.value.retry_after
+        with pytest.raises((EngineDeadError, EngineLoadingError)):
+            client.reserve({"none": 1})
+        for each, read in zip(asked, reads, strict=True):
+            assert (await read)[0] == (expected(each), "length")
+        assert client.num_in_flight == 0
+
+
+async def test_the_queue_limit_counts_all_engines_and_reservations_admit_all_or_none() -> None:
+    behaviour = Behaviour(step_seconds=0.005, max_num_seqs=2)
+    async with replica_rig(2, behaviour, max_queued_requests=2) as rig:
+        client = rig.client  # room for 2 + 2 + 2
+        assert client.info.max_num_seqs == 2
+        streams = [client.submit(request(f"r{i}", 50_000)) for i in range(4)]
+        with pytest.raises(QueueFullError):
+            client.reserve({"a": 1, "b": 2})
+        client.reserve({"a": 1, "b": 1})
+        with pytest.raises(QueueFullError):
+            client.submit(request("c"))
+        with pytest.raises(RequestError, match="at most 6"):
+            client.submit(request("d", n=7))
+        reserved = [client.submit(request(name, 3)) for name in ("a", "b")]
+        client.release(["a", "b"])
+        assert client.num_in_flight == 6
+        await asyncio.gather(*(stream.aclose() for stream in streams))
+        assert [len(answer[0][0]) for answer in await asyncio.gather(*map(collect, reserved))] == [3, 3]
+        rig.kill(0)
+        await until(lambda: client.engines[0].status.state != "ready", "one engine is gone")
+        rest = [client.submit(request(f"s{i}", 50_000)) for i in range(4)]
+        with pytest.raises(QueueFullError):  # room for 2 + 2 without the engine
+            client.submit(request("e"))
+        with pytest.raises(QueueFullError):  # fits once the engine is back
+            client.submit(request("f", n=6))
+        await asyncio.gather(*(stream.aclose() for stream in rest))
+
+
+async def test_a_refused_request_does_not_count_in_the_backlog() -> None:
+    async with replica_rig(2) as rig:
+        bad = GenerateRequest(
+            request_id="bad", prompt_token_ids=[2**40] * 40, sampling=SamplingSpec(max_tokens=3)
+        )
+        chunks = [chunk async for part in rig.client.submit(bad) for chunk in part]
+        assert [chunk.finish_reason for chunk in chunks] == ["error"]
+        await rig.idle()
+        first = rig.client.submit(request("same", 3))
+        with pytest.raises(ConflictError):
+            rig.client.submit(request("same", 3))
+        await collect(first)
+
+
+async def test_a_client_that_expired_follows_the_engine_again() -> None:
+    async with replica_rig(2) as rig:
+        member = rig.members[0]
+        follower = member.follower
+        await rig.ask(request("a", 3, prompt=[3] * 100))
+        expired = ClientExpired(member.remote.info.engine_id, "the server process was silent")
+        member.remote._message(expired)
+        assert follower.index is None
+        await until(lambda: follower.index is not None, "it has a new snapshot")
+        found = await talk(rig, "c", 3, [4] * 100)
+        assert all(cached == estimate for _, cached, estimate in found)
+
+
+async def test_a_failed_engine_no_longer_counts_in_the_capacity() -> None:
+    behaviour = Behaviour(step_seconds=0.005, max_num_seqs=2)
+    async with replica_rig(2, behaviour, max_queued_requests=2) as rig:
+        client = rig.client
+        stream = client.submit(request("r", 50_000))
+        await anext(stream)
+        lost = stream.engine
+        rig.members[lost].remote.mark_failed("no such device")  # as its last heartbeat does
+        await until(lambda: rig.members[1 - lost].remote.num_in_flight == 1, "the request moves")
+        assert client.status.state == "ready"
+        with pytest.raises(RequestError, match="at most 4"):  # 6 with both engines
+            client.submit(request("s", n=5))
+        asked = [request(f"t{i}", 3, prompt=[i + 1] * 40) for i in range(3)]
+        assert {engine for engine, _, _ in [await rig.ask(each) for each in asked]} == {1 - lost}
+        client.mark_failed("no device is left")
+        with pytest.raises(EngineDeadError, match="no device is left"):
+            await collect(stream)
+        with pytest.raises(EngineDeadError, match="no device is left"):
+            client.submit(request("u", 3))

@@ -15,7 +15,7 @@ from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, choi
 from chorale.errors import EngineDeadError, EngineLoadingError, QueueFullError
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.fleet_rig import FleetRig, fleet_rig
-from tests.support.serve.harness import expected, request, run, until
+from tests.support.serve.harness import expected, request, until
 
 SLOW = Behaviour(step_seconds=0.01)
 
@@ -45,74 +45,62 @@ async def lose_engines(rig: FleetRig, asked: GenerateRequest, times: int = 1) ->
     return await reading
 
 
-def test_a_stream_whose_engine_is_killed_continues_on_another_with_the_same_tokens() -> None:
-    async def scene() -> None:
-        async with fleet_rig(2, SLOW) as rig:
-            asked = request("a", 60)
-            found = await lose_engines(rig, asked)
-            assert tokens(found[0]) == expected(asked)
-            assert [chunk.finish_reason for chunk in found[0]][-1] == "length"
-            (_, first), (name, second) = rig.assigner.given
-            assert first != second
-            assert name == "a+1.0"
-            assert rig.client.num_in_flight == 0
-            assert not rig.assigner.running
-            assert {chunk.request_id for chunk in found[0]} == {"a"}
-
-    run(scene())
+async def test_a_stream_whose_engine_is_killed_continues_on_another_with_the_same_tokens() -> None:
+    async with fleet_rig(2, SLOW) as rig:
+        asked = request("a", 60)
+        found = await lose_engines(rig, asked)
+        assert tokens(found[0]) == expected(asked)
+        assert [chunk.finish_reason for chunk in found[0]][-1] == "length"
+        (_, first), (name, second) = rig.assigner.given
+        assert first != second
+        assert name == "a+1.0"
+        assert rig.client.num_in_flight == 0
+        assert not rig.assigner.running
+        assert {chunk.request_id for chunk in found[0]} == {"a"}
 
 
-def test_a_choice_with_penalties_is_computed_again_and_its_tokens_are_delivered_once() -> None:
-    async def scene() -> None:
-        async with fleet_rig(2, SLOW) as rig:
-            plain = request("a", 60)
-            asked = msgspec.structs.replace(
-                plain, sampling=msgspec.structs.replace(plain.sampling, presence_penalty=0.5)
-            )
-            found = await lose_engines(rig, asked)
-            assert tokens(found[0]) == expected(plain)  # the fake model knows no penalties
-
-    run(scene())
+async def test_a_choice_with_penalties_is_computed_again_and_its_tokens_are_delivered_once() -> None:
+    async with fleet_rig(2, SLOW) as rig:
+        plain = request("a", 60)
+        asked = msgspec.structs.replace(
+            plain, sampling=msgspec.structs.replace(plain.sampling, presence_penalty=0.5)
+        )
+        found = await lose_engines(rig, asked)
+        assert tokens(found[0]) == expected(plain)  # the fake model knows no penalties
 
 
-def test_after_a_move_open_choices_continue_and_dropped_ones_do_not_run_again() -> None:
-    async def scene() -> None:
-        async with fleet_rig(2, SLOW) as rig:
-            asked = request("a", 60, n=3)
-            stream = rig.client.submit(asked)
-            found: dict[int, list[TokenChunk]] = {0: [], 1: [], 2: []}
-            killed = False
-            async for chunks in stream:
-                for chunk in chunks:
-                    found[chunk.index].append(chunk)
-                if not killed and len(tokens(found[2])) > 5:
-                    stream.drop(1)
-                    rig.kill(rig.assigner.given[0][1])
-                    killed = True
-            assert [tokens(found[index]) for index in (0, 2)] == [expected(asked, 0), expected(asked, 2)]
-            assert sorted(name for name, _ in rig.assigner.given) == ["a", "a+1.0", "a+1.2"]
-            assert rig.client.num_in_flight == 0
-            assert not rig.assigner.running
-
-    run(scene())
+async def test_after_a_move_open_choices_continue_and_dropped_ones_do_not_run_again() -> None:
+    async with fleet_rig(2, SLOW) as rig:
+        asked = request("a", 60, n=3)
+        stream = rig.client.submit(asked)
+        found: dict[int, list[TokenChunk]] = {0: [], 1: [], 2: []}
+        killed = False
+        async for chunks in stream:
+            for chunk in chunks:
+                found[chunk.index].append(chunk)
+            if not killed and len(tokens(found[2])) > 5:
+                stream.drop(1)
+                rig.kill(rig.assigner.given[0][1])
+                killed = True
+        assert [tokens(found[index]) for index in (0, 2)] == [expected(asked, 0), expected(asked, 2)]
+        assert sorted(name for name, _ in rig.assigner.given) == ["a", "a+1.0", "a+1.2"]
+        assert rig.client.num_in_flight == 0
+        assert not rig.assigner.running
 
 
-def test_requests_without_a_seed_continue_too() -> None:
-    async def scene() -> None:
-        async with fleet_rig(2, SLOW) as rig:
-            plain = request("a", 60)
-            asked = msgspec.structs.replace(
-                plain, sampling=msgspec.structs.replace(plain.sampling, seed=None, temperature=1.0)
-            )
-            sent = []
-            for member in rig.client.members.by_name.values():
-                member.remote.take = recorded(member.remote.take, sent)  # type: ignore[method-assign]
-            found = await lose_engines(rig, asked)
-            first, second = sent
-            assert first.sampling.seed == second.sampling.seed is not None
-            assert tokens(found[0]) == expected(first)
-
-    run(scene())
+async def test_requests_without_a_seed_continue_too() -> None:
+    async with fleet_rig(2, SLOW) as rig:
+        plain = request("a", 60)
+        asked = msgspec.structs.replace(
+            plain, sampling=msgspec.structs.replace(plain.sampling, seed=None, temperature=1.0)
+        )
+        sent = []
+        for member in rig.client.members.by_name.values():
+            member.remote.take = recorded(member.remote.take, sent)  # type: ignore[method-assign]
+        found = await lose_engines(rig, asked)
+        first, second = sent
+        assert first.sampling.seed == second.sampling.seed is not None
+        assert tokens(found[0]) == expected(first)
 
 
 def recorded(take, sent):  # type: ignore[no-untyped-def]
@@ -123,108 +111,92 @@ def recorded(take, sent):  # type: ignore[no-untyped-def]
     return wrapper
 
 
-def test_a_request_that_loses_too_many_engines_ends_with_an_error() -> None:
+async def test_a_request_that_loses_too_many_engines_ends_with_an_error() -> None:
     """The request itself may be what kills them."""
-
-    async def scene() -> None:
-        async with fleet_rig(4, SLOW, most_moves=2) as rig:
-            with pytest.raises(EngineDeadError):
-                await lose_engines(rig, request("a", 2000), times=3)
-            assert len(rig.assigner.given) == 3
-            assert rig.client.num_in_flight == 0
-            assert not rig.assigner.running
-
-    run(scene())
+    async with fleet_rig(4, SLOW, most_moves=2) as rig:
+        with pytest.raises(EngineDeadError):
+            await lose_engines(rig, request("a", 2000), times=3)
+        assert len(rig.assigner.given) == 3
+        assert rig.client.num_in_flight == 0
+        assert not rig.assigner.running
 
 
-def test_an_engine_that_leaves_finishes_what_it_runs_and_gets_nothing_new() -> None:
-    async def scene() -> None:
-        async with fleet_rig(2, SLOW) as rig:
-            asked = request("a", 60)
-            reading = asyncio.ensure_future(read(rig, asked))
-            await until(lambda: rig.assigner.given, "assigned")
-            (_, name), *_ = rig.assigner.given
-            rig.announce(name)
-            others = await asyncio.gather(*(read(rig, request(f"b{i}", 5)) for i in range(6)))
-            assert all(tokens(each[0]) == expected(request("b", 5)) for each in others)
-            assert {member for who, member in rig.assigner.given if who != "a"} == set(rig.hosts) - {name}
-            assert tokens((await reading)[0]) == expected(asked)
-            assert len(rig.assigner.given) == 7  # "a" was not moved
-            await until(lambda: not rig.client.members.leaving, "its connection is closed")
-            (free,) = (slot for slot in rig.client.engines if slot.is_free)
-            assert free.status == EngineStatus("failed", message="the engine has left")
-            rig.add("new")
-            await rig.ready()
-            assert len(rig.client.engines) == 2
-            assert not free.is_free
-
-    run(scene())
+async def test_an_engine_that_leaves_finishes_what_it_runs_and_gets_nothing_new() -> None:
+    async with fleet_rig(2, SLOW) as rig:
+        asked = request("a", 60)
+        reading = asyncio.ensure_future(read(rig, asked))
+        await until(lambda: rig.assigner.given, "assigned")
+        (_, name), *_ = rig.assigner.given
+        rig.announce(name)
+        others = await asyncio.gather(*(read(rig, request(f"b{i}", 5)) for i in range(6)))
+        assert all(tokens(each[0]) == expected(request("b", 5)) for each in others)
+        assert {member for who, member in rig.assigner.given if who != "a"} == set(rig.hosts) - {name}
+        assert tokens((await reading)[0]) == expected(asked)
+        assert len(rig.assigner.given) == 7  # "a" was not moved
+        await until(lambda: not rig.client.members.leaving, "its connection is closed")
+        (free,) = (slot for slot in rig.client.engines if slot.is_free)
+        assert free.status == EngineStatus("failed", message="the engine has left")
+        rig.add("new")
+        await rig.ready()
+        assert len(rig.client.engines) == 2
+        assert not free.is_free
 
 
-def test_requests_closed_or_aborted_before_or_after_assignment_no_longer_count() -> None:
-    async def scene() -> None:
-        async with fleet_rig(1, SLOW) as rig:
-            rig.assigner.holds = True
-            waiting = [rig.client.submit(request(f"w{i}", 500, n=2)) for i in range(3)]
-            await asyncio.sleep(0.02)
-            waiting[0].drop(0)
-            waiting[0].drop(1)
-            await waiting[1].aclose()
-            waiting[2].drop(0)
-            assert rig.client.num_in_flight == 2
-            rig.assigner.holds = False
-            await until(lambda: "w2" in rig.assigner.running, "assigned")
-            await asyncio.sleep(0.05)
-            assert rig.client.num_in_flight == 1
-            rig.client.abort("w2")
-            chunks = [chunk async for part in waiting[2] for chunk in part]
-            assert chunks[-1].finish_reason == "abort"
-            assert chunks[-1].index == 1
-            assert rig.client.num_in_flight == 0
-            assert not rig.assigner.running
-            assert not rig.client._requests
-            await until(lambda: rig.client.stats.num_running == 0, "the engine stopped it")
-
-    run(scene())
+async def test_requests_closed_or_aborted_before_or_after_assignment_no_longer_count() -> None:
+    async with fleet_rig(1, SLOW) as rig:
+        rig.assigner.holds = True
+        waiting = [rig.client.submit(request(f"w{i}", 500, n=2)) for i in range(3)]
+        await asyncio.sleep(0.02)
+        waiting[0].drop(0)
+        waiting[0].drop(1)
+        await waiting[1].aclose()
+        waiting[2].drop(0)
+        assert rig.client.num_in_flight == 2
+        rig.assigner.holds = False
+        await until(lambda: "w2" in rig.assigner.running, "assigned")
+        await asyncio.sleep(0.05)
+        assert rig.client.num_in_flight == 1
+        rig.client.abort("w2")
+        chunks = [chunk async for part in waiting[2] for chunk in part]
+        assert chunks[-1].finish_reason == "abort"
+        assert chunks[-1].index == 1
+        assert rig.client.num_in_flight == 0
+        assert not rig.assigner.running
+        assert not rig.client._requests
+        await until(lambda: rig.client.stats.num_running == 0, "the engine stopped it")
 
 
-def test_requests_are_refused_without_an_engine_and_when_the_queue_is_full() -> None:
-    async def scene() -> None:
-        async with fleet_rig(0, patience=0.2) as rig:
-            with pytest.raises(EngineLoadingError):
-                rig.client.submit(request("a"))
-            rig.add("r0")
-            await rig.ready()
-            rig.assigner.holds = True
-            stream = rig.client.submit(request("b"))
-            with pytest.raises(EngineDeadError, match="no engine took the request"):
-                await stream.__anext__()
-            assert rig.client.num_in_flight == 0
-            most = rig.client._admission.capacity
-            assert most is not None
-            kept = [rig.client.submit(request(f"c{i}")) for i in range(most)]
-            with pytest.raises(QueueFullError):
-                rig.client.submit(request("d"))
-            for each in kept:
-                await each.aclose()
-
-    run(scene())
+async def test_requests_are_refused_without_an_engine_and_when_the_queue_is_full() -> None:
+    async with fleet_rig(0, patience=0.2) as rig:
+        with pytest.raises(EngineLoadingError):
+            rig.client.submit(request("a"))
+        rig.add("r0")
+        await rig.ready()
+        rig.assigner.holds = True
+        stream = rig.client.submit(request("b"))
+        with pytest.raises(EngineDeadError, match="no engine took the request"):
+            await stream.__anext__()
+        assert rig.client.num_in_flight == 0
+        most = rig.client._admission.capacity
+        assert most is not None
+        kept = [rig.client.submit(request(f"c{i}")) for i in range(most)]
+        with pytest.raises(QueueFullError):
+            rig.client.submit(request("d"))
+        for each in kept:
+            await each.aclose()
 
 
-def test_a_client_without_the_engines_key_can_neither_read_nor_connect() -> None:
-    async def scene() -> None:
-        async with fleet_rig(1) as rig:
-            address = rig.hosts["r0"].address
-            other, _ = curve.new_keys()
-            assert await hears(address.beats, address.public_key)
-            assert not await hears(address.beats, "")
-            assert not await hears(address.beats, other)
-            rig.client.set_members({"stranger": EngineAddress(address.engine, address.beats, other)})
-            await asyncio.sleep(0.5)
-            assert rig.client.status.state in ("loading", "dead")
-            assert not rig.client.members.by_name["stranger"].remote.is_known
-
-    run(scene())
+async def test_a_client_without_the_engines_key_can_neither_read_nor_connect() -> None:
+    async with fleet_rig(1) as rig:
+        address = rig.hosts["r0"].address
+        other, _ = curve.new_keys()
+        assert await hears(address.beats, address.public_key)
+        assert not await hears(address.beats, "")
+        assert not await hears(address.beats, other)
+        rig.client.set_members({"stranger": EngineAddress(address.engine, address.beats, other)})
+        await asyncio.sleep(0.5)
+        assert rig.client.status.state in ("loading", "dead")
+        assert not rig.client.members.by_name["stranger"].remote.is_known
 
 
 async def hears(beats: str, key: str) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from chorale.client.admission import RETRY_AFTER_MAX
@@ -200,14 +198,11 @@ def test_a_reader_is_slow_if_it_has_been_behind_for_the_whole_patience() -> None
     assert in_flight.slow_readers(50, 60.0) == ["slow"]
 
 
-def test_chunks_that_arrived_before_a_failure_are_read_before_the_error() -> None:
-    async def scene() -> None:
-        stream = RequestStream("r", 1, lambda *_: None)
-        stream.push(TokenChunk("r", 0, [5]))
-        stream.fail(EngineDeadError("gone"))
-        assert [chunk.token_ids for chunk in await anext(stream)] == [[5]]
-        for _ in range(2):
-            with pytest.raises(EngineDeadError):
-                await anext(stream)
-
-    asyncio.run(scene())
+async def test_chunks_that_arrived_before_a_failure_are_read_before_the_error() -> None:
+    stream = RequestStream("r", 1, lambda *_: None)
+    stream.push(TokenChunk("r", 0, [5]))
+    stream.fail(EngineDeadError("gone"))
+    assert [chunk.token_ids for chunk in await anext(stream)] == [[5]]
+    for _ in range(2):
+        with pytest.raises(EngineDeadError):
+            await anext(stream)

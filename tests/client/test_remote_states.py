@@ -113,81 +113,67 @@ async def settle(rounds: int = 20) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_heartbeats_of_an_engine_that_reported_its_failure_are_ignored() -> None:
+async def test_heartbeats_of_an_engine_that_reported_its_failure_are_ignored() -> None:
     """The process of a failed engine sends heartbeats until it has ended."""
-
-    async def scene() -> None:
-        async with wire() as w:
-            await w.attach("one")
-            w.say(EngineFailed("one", "the device failed"))
-            await until(lambda: w.client.status.state == "dead", "the failure arrives")
-            for _ in range(20):
-                w.beat("one")
-                await asyncio.sleep(0.01)
-            assert w.client.status.state == "dead"
-            with pytest.raises(EngineDeadError, match="the device failed"):
-                w.client.submit(request("r"))
-            await w.attach("two", count=2)
-            assert w.client.submit(request("r")).num_unfinished == 1
-
-    run(scene())
+    async with wire() as w:
+        await w.attach("one")
+        w.say(EngineFailed("one", "the device failed"))
+        await until(lambda: w.client.status.state == "dead", "the failure arrives")
+        for _ in range(20):
+            w.beat("one")
+            await asyncio.sleep(0.01)
+        assert w.client.status.state == "dead"
+        with pytest.raises(EngineDeadError, match="the device failed"):
+            w.client.submit(request("r"))
+        await w.attach("two", count=2)
+        assert w.client.submit(request("r")).num_unfinished == 1
 
 
-def test_each_grammar_check_gets_its_answer_or_an_error_when_the_engine_fails() -> None:
-    async def scene() -> None:
-        async with wire() as w:
-            await w.attach("one")
-            checks = [asyncio.ensure_future(w.client.check_grammar(text)) for text in ("a", "b", "c")]
-            await w.until_received(CheckGrammar, 3)
-            asked = {each.grammar: each.number for each in w.received if isinstance(each, CheckGrammar)}
-            w.say(GrammarChecked("one", asked["b"], "no such rule"))
-            w.say(GrammarChecked("one", asked["a"], None))
-            assert await asyncio.gather(*checks[:2]) == [None, "no such rule"]
-            w.say(EngineFailed("one", "the device failed"))
-            with pytest.raises(EngineDeadError):
-                await checks[2]
-            await w.attach("two", count=2)
-            left = asyncio.ensure_future(w.client.check_grammar("d"))
-            await w.until_received(CheckGrammar, 4)
-            await w.client.close()
-            with pytest.raises(EngineDeadError):
-                await left
-
-    run(scene())
+async def test_each_grammar_check_gets_its_answer_or_an_error_when_the_engine_fails() -> None:
+    async with wire() as w:
+        await w.attach("one")
+        checks = [asyncio.ensure_future(w.client.check_grammar(text)) for text in ("a", "b", "c")]
+        await w.until_received(CheckGrammar, 3)
+        asked = {each.grammar: each.number for each in w.received if isinstance(each, CheckGrammar)}
+        w.say(GrammarChecked("one", asked["b"], "no such rule"))
+        w.say(GrammarChecked("one", asked["a"], None))
+        assert await asyncio.gather(*checks[:2]) == [None, "no such rule"]
+        w.say(EngineFailed("one", "the device failed"))
+        with pytest.raises(EngineDeadError):
+            await checks[2]
+        await w.attach("two", count=2)
+        left = asyncio.ensure_future(w.client.check_grammar("d"))
+        await w.until_received(CheckGrammar, 4)
+        await w.client.close()
+        with pytest.raises(EngineDeadError):
+            await left
 
 
-def test_messages_of_an_earlier_engine_are_ignored() -> None:
-    async def scene() -> None:
-        async with wire() as w:
-            await w.attach("one")
-            await w.attach("two", count=2)
-            stream = w.client.submit(request("r"))
-            await w.until_received(Submit)
-            w.step("one", "r", 5)
-            w.say(EngineFailed("one", "too late"))
-            w.say(ClientExpired("one", "too late"))
-            await settle()
-            assert w.client.status.state == "ready"
-            w.step("two", "r", 7, "stop")
-            assert await collect(stream) == {0: ([7], "stop")}
-
-    run(scene())
+async def test_messages_of_an_earlier_engine_are_ignored() -> None:
+    async with wire() as w:
+        await w.attach("one")
+        await w.attach("two", count=2)
+        stream = w.client.submit(request("r"))
+        await w.until_received(Submit)
+        w.step("one", "r", 5)
+        w.say(EngineFailed("one", "too late"))
+        w.say(ClientExpired("one", "too late"))
+        await settle()
+        assert w.client.status.state == "ready"
+        w.step("two", "r", 7, "stop")
+        assert await collect(stream) == {0: ([7], "stop")}
 
 
-def test_streams_that_the_engine_dropped_are_aborted_there_too() -> None:
+async def test_streams_that_the_engine_dropped_are_aborted_there_too() -> None:
     """A request may have been sent before ``ClientExpired`` arrived: it would run without a reader."""
-
-    async def scene() -> None:
-        async with wire() as w:
-            await w.attach("one")
-            stream = w.client.submit(request("r"))
-            assert (await w.until_received(Submit)).request.request_id == "r"
-            w.say(ClientExpired("one", "the client was silent"))
-            with pytest.raises(EngineDeadError, match="silent"):
-                await collect(stream)
-            assert (await w.until_received(Abort)).request_ids == ["r"]
-
-    run(scene())
+    async with wire() as w:
+        await w.attach("one")
+        stream = w.client.submit(request("r"))
+        assert (await w.until_received(Submit)).request.request_id == "r"
+        w.say(ClientExpired("one", "the client was silent"))
+        with pytest.raises(EngineDeadError, match="silent"):
+            await collect(stream)
+        assert (await w.until_received(Abort)).request_ids == ["r"]
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
@@ -218,26 +204,23 @@ def test_a_blocked_event_loop_does_not_count_a_live_engine_as_dead(loop: str) ->
     run(scene(), loop)
 
 
-def test_a_failed_heartbeat_ends_all_streams_and_clears_the_gauges() -> None:
-    async def scene() -> None:
-        async with wire() as w:
-            await w.attach("one")
-            stream = w.client.submit(request("r"))
-            submitted = await w.until_received(Submit)
-            stats = EngineStats(num_running=1, kv_blocks_used=3, generation_tokens=7)
-            w.say(StepMessage("one", StepOutputs([TokenChunk("r", 0, [5])], stats)))
-            await until(lambda: w.client.stats.num_running == 1, "the step arrives")
-            assert submitted.request.request_id == "r"
-            beat = Heartbeat(engine_id="", pid=0, state="failed", message="no such device")
-            for _ in range(3):
-                w._beats.send(encode(beat))
-            await until(lambda: w.client.status.state == "failed", "the client knows it")
-            assert w.client.status.message == "no such device"
-            stats = w.client.stats
-            assert (stats.num_running, stats.kv_blocks_used, stats.generation_tokens) == (0, 0, 7)
-            with pytest.raises(EngineDeadError, match="no such device"):
-                await collect(stream)
-            with pytest.raises(EngineDeadError, match="no such device"):
-                w.client.submit(request("s"))
-
-    run(scene())
+async def test_a_failed_heartbeat_ends_all_streams_and_clears_the_gauges() -> None:
+    async with wire() as w:
+        await w.attach("one")
+        stream = w.client.submit(request("r"))
+        submitted = await w.until_received(Submit)
+        stats = EngineStats(num_running=1, kv_blocks_used=3, generation_tokens=7)
+        w.say(StepMessage("one", StepOutputs([TokenChunk("r", 0, [5])], stats)))
+        await until(lambda: w.client.stats.num_running == 1, "the step arrives")
+        assert submitted.request.request_id == "r"
+        beat = Heartbeat(engine_id="", pid=0, state="failed", message="no such device")
+        for _ in range(3):
+            w._beats.send(encode(beat))
+        await until(lambda: w.client.status.state == "failed", "the client knows it")
+        assert w.client.status.message == "no such device"
+        stats = w.client.stats
+        assert (stats.num_running, stats.kv_blocks_used, stats.generation_tokens) == (0, 0, 7)
+        with pytest.raises(EngineDeadError, match="no such device"):
+            await collect(stream)
+        with pytest.raises(EngineDeadError, match="no such device"):
+            w.client.submit(request("s"))

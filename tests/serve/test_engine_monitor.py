@@ -34,155 +34,126 @@ from chorale.serve.watch import EnginePulse, RestartPolicy, WatchLimits
 from tests.support import PATIENCE
 from tests.support.processes import is_running
 from tests.support.serve.fake_engine import Behaviour
-from tests.support.serve.harness import collect, expected, request, rig, run, until
+from tests.support.serve.harness import collect, expected, request, rig, until
 from tests.support.serve.quota import cpu_quota, has_quotas
 
 QUICK = WatchLimits(heartbeat_timeout=3.0, dump_grace=0.05, kill_grace=1.0)
 
 
-def test_a_stopped_engine_is_killed_and_replaced() -> None:
-    async def scene() -> None:
-        async with rig(Behaviour(step_seconds=0.002), watch=QUICK) as r:
-            stream = r.client.submit(request("r", 50_000))
-            await anext(stream)
-            first = r.engine_pid
-            os.kill(first, signal.SIGSTOP)
-            await until(lambda: not is_running(first), "it is killed")
-            with pytest.raises(Exception, match="engine process ended"):
-                await collect(stream)
-            await r.ready()
-            assert any("no heartbeat" in status.message for status, _ in r.told)
-            asked = request("after")
-            assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
-
-    run(scene())
+async def test_a_stopped_engine_is_killed_and_replaced() -> None:
+    async with rig(Behaviour(step_seconds=0.002), watch=QUICK) as r:
+        stream = r.client.submit(request("r", 50_000))
+        await anext(stream)
+        first = r.engine_pid
+        os.kill(first, signal.SIGSTOP)
+        await until(lambda: not is_running(first), "it is killed")
+        with pytest.raises(Exception, match="engine process ended"):
+            await collect(stream)
+        await r.ready()
+        assert any("no heartbeat" in status.message for status, _ in r.told)
+        asked = request("after")
+        assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
 
 
 @pytest.mark.parametrize("manner", ["asleep", "spinning"])
-def test_an_engine_that_keeps_the_interpreter_lock_is_replaced(manner: str) -> None:
-    async def scene() -> None:
-        limits = WatchLimits(heartbeat_timeout=1.0, dump_grace=0.05)
-        async with rig(Behaviour(hold=manner), watch=limits) as r:
-            first = r.engine_pid
-            stream = r.client.submit(request("r"))
-            await until(lambda: not is_running(first), "it is killed", 120)
-            with pytest.raises(EngineDeadError):
-                await collect(stream)
-            await until(lambda: r.told[-1][0].state != "ready", "the death is reported")
-            assert any("no heartbeat" in status.message for status, _ in r.told)
-
-    run(scene())
+async def test_an_engine_that_keeps_the_interpreter_lock_is_replaced(manner: str) -> None:
+    limits = WatchLimits(heartbeat_timeout=1.0, dump_grace=0.05)
+    async with rig(Behaviour(hold=manner), watch=limits) as r:
+        first = r.engine_pid
+        stream = r.client.submit(request("r"))
+        await until(lambda: not is_running(first), "it is killed", 120)
+        with pytest.raises(EngineDeadError):
+            await collect(stream)
+        await until(lambda: r.told[-1][0].state != "ready", "the death is reported")
+        assert any("no heartbeat" in status.message for status, _ in r.told)
 
 
 @pytest.mark.skipif(not has_quotas(), reason="needs a control group for CPU quotas")
-def test_an_engine_with_little_cpu_time_is_not_replaced() -> None:
+async def test_an_engine_with_little_cpu_time_is_not_replaced() -> None:
     """Its step holds the GIL for 0.2 to 0.5 s of CPU time, which takes seconds at 5 % of a core."""
-
-    async def scene() -> None:
-        limits = WatchLimits(heartbeat_timeout=1.0)
-        with cpu_quota(5) as enter:
-            async with rig(Behaviour(hold="busy"), watch=limits) as r:
-                enter(r.engine_pid)
-                asked = request("r", 1)
-                began = time.monotonic()
-                assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
-                assert time.monotonic() - began > 2.0  # twice the limit
-                assert r.monitor.num_restarts == 0
-
-    run(scene())
+    limits = WatchLimits(heartbeat_timeout=1.0)
+    with cpu_quota(5) as enter:
+        async with rig(Behaviour(hold="busy"), watch=limits) as r:
+            enter(r.engine_pid)
+            asked = request("r", 1)
+            began = time.monotonic()
+            assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
+            assert time.monotonic() - began > 2.0  # twice the limit
+            assert r.monitor.num_restarts == 0
 
 
-def test_the_timeout_doubles_with_each_kill_and_clients_learn_it() -> None:
-    async def scene() -> None:
-        async with rig(watch=WatchLimits(heartbeat_timeout=0.5, dump_grace=0.05)) as r:
-            first = r.engine_pid
-            assert r.client.silence_limit == 1.0  # clients wait twice as long as the engine's timeout
-            os.kill(first, signal.SIGSTOP)
-            await until(lambda: r.monitor.pid not in (None, first), "a new process", 120)
-            await until(lambda: r.client.silence_limit == 2.0, "the client knows", 120)
-
-    run(scene())
+async def test_the_timeout_doubles_with_each_kill_and_clients_learn_it() -> None:
+    async with rig(watch=WatchLimits(heartbeat_timeout=0.5, dump_grace=0.05)) as r:
+        first = r.engine_pid
+        assert r.client.silence_limit == 1.0  # clients wait twice as long as the engine's timeout
+        os.kill(first, signal.SIGSTOP)
+        await until(lambda: r.monitor.pid not in (None, first), "a new process", 120)
+        await until(lambda: r.client.silence_limit == 2.0, "the client knows", 120)
 
 
-def test_a_hung_step_is_noticed_although_heartbeats_continue(capfd: pytest.CaptureFixture[str]) -> None:
-    async def scene() -> None:
-        limits = WatchLimits(step_timeout=0.5, dump_grace=0.3)
-        async with rig(Behaviour(step_seconds=60.0), watch=limits) as r:
-            first = r.engine_pid
-            stream = r.client.submit(request("r"))
-            await until(lambda: not is_running(first), "it is killed")
-            with pytest.raises(Exception, match="engine process ended"):
-                await collect(stream)
-            await until(lambda: r.told[-1][0].state != "ready", "the death is reported")
-            assert any("one step has been running" in status.message for status, _ in r.told)
-
-    run(scene())
+async def test_a_hung_step_is_noticed_although_heartbeats_continue(capfd: pytest.CaptureFixture[str]) -> None:
+    limits = WatchLimits(step_timeout=0.5, dump_grace=0.3)
+    async with rig(Behaviour(step_seconds=60.0), watch=limits) as r:
+        first = r.engine_pid
+        stream = r.client.submit(request("r"))
+        await until(lambda: not is_running(first), "it is killed")
+        with pytest.raises(Exception, match="engine process ended"):
+            await collect(stream)
+        await until(lambda: r.told[-1][0].state != "ready", "the death is reported")
+        assert any("one step has been running" in status.message for status, _ in r.told)
     stacks = capfd.readouterr().err
     assert "Current thread" in stacks or "Thread 0x" in stacks  # shows the operator where it hung
     assert "fake_executor.py" in stacks
 
 
-def test_a_process_that_cannot_be_started_counts_as_a_death() -> None:
+async def test_a_process_that_cannot_be_started_counts_as_a_death() -> None:
     """The cause may be temporary, for example too little memory, so the start is repeated."""
-
-    async def scene() -> None:
-        folder = make_directory()
-        directory = folder.path
-        start = EngineStart(directory=str(directory), config=Behaviour().encode(), parent_pid=os.getpid())
-        told: list[EngineStatus] = []
-        monitor = EngineMonitor(
-            start,
-            command=["/nonexistent/engine"],
-            limits=WatchLimits(backoff=0.01, max_failed_starts=3),
-            on_status=lambda status, _: told.append(status),
-        )
-        assert await monitor.run() == EXIT_FAILED
-        assert [status.state for status in told] == ["dead", "dead", "failed"]
-        assert all("could not be started" in status.message for status in told)
-        folder.remove()
-
-    run(scene())
+    folder = make_directory()
+    directory = folder.path
+    start = EngineStart(directory=str(directory), config=Behaviour().encode(), parent_pid=os.getpid())
+    told: list[EngineStatus] = []
+    monitor = EngineMonitor(
+        start,
+        command=["/nonexistent/engine"],
+        limits=WatchLimits(backoff=0.01, max_failed_starts=3),
+        on_status=lambda status, _: told.append(status),
+    )
+    assert await monitor.run() == EXIT_FAILED
+    assert [status.state for status in told] == ["dead", "dead", "failed"]
+    assert all("could not be started" in status.message for status in told)
+    folder.remove()
 
 
-def test_the_monitor_gives_up_after_five_failed_starts() -> None:
-    async def scene() -> None:
-        limits = WatchLimits(backoff=0.01)
-        async with rig(Behaviour(crash="no such device"), watch=limits, wait=False) as r:
-            assert await asyncio.wait_for(asyncio.shield(r.running), PATIENCE) == EXIT_FAILED
-            assert r.monitor.num_restarts == 4
-            last, _ = r.told[-1]
-            assert last.state == "failed"
-            assert "no such device" in last.message
-            assert sum(status.state == "dead" for status, _ in r.told) == 4
-            r.client.mark_failed(last.message)
-            assert r.client.status.state == "failed"
-
-    run(scene())
+async def test_the_monitor_gives_up_after_five_failed_starts() -> None:
+    limits = WatchLimits(backoff=0.01)
+    async with rig(Behaviour(crash="no such device"), watch=limits, wait=False) as r:
+        assert await asyncio.wait_for(asyncio.shield(r.running), PATIENCE) == EXIT_FAILED
+        assert r.monitor.num_restarts == 4
+        last, _ = r.told[-1]
+        assert last.state == "failed"
+        assert "no such device" in last.message
+        assert sum(status.state == "dead" for status, _ in r.told) == 4
+        r.client.mark_failed(last.message)
+        assert r.client.status.state == "failed"
 
 
-def test_a_configuration_that_cannot_run_is_not_tried_again() -> None:
-    async def scene() -> None:
-        async with rig(Behaviour(refuse="tensor x is missing in file y"), wait=False) as r:
-            assert await asyncio.wait_for(asyncio.shield(r.running), PATIENCE) == EXIT_CONFIG
-            assert r.monitor.num_restarts == 0
-            assert r.told[-1][0].message == "tensor x is missing in file y"
-            assert r.monitor.failure is not None
-            assert r.monitor.failure.deterministic
-
-    run(scene())
+async def test_a_configuration_that_cannot_run_is_not_tried_again() -> None:
+    async with rig(Behaviour(refuse="tensor x is missing in file y"), wait=False) as r:
+        assert await asyncio.wait_for(asyncio.shield(r.running), PATIENCE) == EXIT_CONFIG
+        assert r.monitor.num_restarts == 0
+        assert r.told[-1][0].message == "tensor x is missing in file y"
+        assert r.monitor.failure is not None
+        assert r.monitor.failure.deterministic
 
 
-def test_statuses_report_progress_and_then_the_info() -> None:
-    async def scene() -> None:
-        async with rig(Behaviour(load_seconds=0.4)) as r:
-            await until(lambda: r.told and r.told[-1][0].state == "ready", "ready is reported")
-            assert [s.phase for s, _ in r.told if s.state == "loading"][-1] == "load"
-            info = r.told[-1][1]
-            assert isinstance(info, EngineInfo)
-            assert info.engine_id == r.client.info.engine_id
-            assert len(r.told) < 10  # only changes are reported, not every heartbeat
-
-    run(scene())
+async def test_statuses_report_progress_and_then_the_info() -> None:
+    async with rig(Behaviour(load_seconds=0.4)) as r:
+        await until(lambda: r.told and r.told[-1][0].state == "ready", "ready is reported")
+        assert [s.phase for s, _ in r.told if s.state == "loading"][-1] == "load"
+        info = r.told[-1][1]
+        assert isinstance(info, EngineInfo)
+        assert info.engine_id == r.client.info.engine_id
+        assert len(r.told) < 10  # only changes are reported, not every heartbeat
 
 
 # --------------------------------------------------------------------------- decisions
@@ -293,7 +264,7 @@ SEARCH_KEYS = {"EXA_API_KEY", "YDC_API_KEY", "BRAVE_API_KEY", "TAVILY_API_KEY", 
 @pytest.mark.parametrize(
     ("is_engine", "hidden"), [(True, SEARCH_KEYS), (False, set())], ids=["engine", "api"]
 )
-def test_a_child_inherits_the_environment_without_keys(
+async def test_a_child_inherits_the_environment_without_keys(
     is_engine: bool, hidden: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """No child gets the API keys of clients; only the HTTP processes get those of search services."""
@@ -304,47 +275,40 @@ def test_a_child_inherits_the_environment_without_keys(
         directory="/d", server=ServerConfig(), model="m", api_key_hashes=(), socket_fds=(), parent_pid=1
     )
 
-    async def scene() -> None:
-        process = await spawn((*PRINT_NAMES, str(tmp_path / "names")), engine if is_engine else api)
-        assert await process.wait() == 0
-
-    run(scene())
+    process = await spawn((*PRINT_NAMES, str(tmp_path / "names")), engine if is_engine else api)
+    assert await process.wait() == 0
     found = set((tmp_path / "names").read_text().split())
     expected = {"ANYTHING_ELSE"} | SEARCH_KEYS - hidden
     assert found & {"CHORALE_API_KEY", "VLLM_API_KEY", "ANYTHING_ELSE", *SEARCH_KEYS} == expected
 
 
-def test_heartbeats_of_an_earlier_engine_process_are_ignored() -> None:
+async def test_heartbeats_of_an_earlier_engine_process_are_ignored() -> None:
     """An earlier engine process may still be ending; the new one must not count as ready."""
-
-    async def scene() -> None:
-        folder = make_directory()
-        told: list[EngineStatus] = []
-        start = EngineStart(directory=str(folder.path), config=EngineConfig(), parent_pid=os.getpid())
-        monitor = EngineMonitor(
-            start,
-            command=(sys.executable, "-S", "-c", "import time; time.sleep(120)"),
-            limits=QUICK,
-            on_status=lambda status, _: told.append(status),
-        )
-        with zmq.Context() as context, context.socket(zmq.PUB) as heartbeats:
-            heartbeats.setsockopt(zmq.LINGER, 0)
-            heartbeats.bind(heartbeat_address(folder.path))
-            running = asyncio.ensure_future(monitor.run())
-            await until(lambda: monitor.pid is not None, "it is started")
-            assert monitor.pid is not None
-            former = msgspec.structs.replace(beat(), pid=monitor.pid + 1)
-            own = msgspec.structs.replace(beat("loading"), pid=monitor.pid)
-            while not told:
-                heartbeats.send(encode(former))
-                heartbeats.send(encode(own))
-                await asyncio.sleep(0.02)
-            assert [status.state for status in told] == ["loading"]
-            monitor.stop()
-            assert await running == 0
-        folder.remove()
-
-    run(scene())
+    folder = make_directory()
+    told: list[EngineStatus] = []
+    start = EngineStart(directory=str(folder.path), config=EngineConfig(), parent_pid=os.getpid())
+    monitor = EngineMonitor(
+        start,
+        command=(sys.executable, "-S", "-c", "import time; time.sleep(120)"),
+        limits=QUICK,
+        on_status=lambda status, _: told.append(status),
+    )
+    with zmq.Context() as context, context.socket(zmq.PUB) as heartbeats:
+        heartbeats.setsockopt(zmq.LINGER, 0)
+        heartbeats.bind(heartbeat_address(folder.path))
+        running = asyncio.ensure_future(monitor.run())
+        await until(lambda: monitor.pid is not None, "it is started")
+        assert monitor.pid is not None
+        former = msgspec.structs.replace(beat(), pid=monitor.pid + 1)
+        own = msgspec.structs.replace(beat("loading"), pid=monitor.pid)
+        while not told:
+            heartbeats.send(encode(former))
+            heartbeats.send(encode(own))
+            await asyncio.sleep(0.02)
+        assert [status.state for status in told] == ["loading"]
+        monitor.stop()
+        assert await running == 0
+    folder.remove()
 
 
 def test_the_directory_is_private_and_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

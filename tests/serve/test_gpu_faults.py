@@ -66,25 +66,19 @@ def test_only_faults_of_the_last_hour_count() -> None:
     ],
     ids=["cuda", "npu"],
 )
-def test_a_lost_accelerator_is_named_and_not_replaced_by_another_device(
+async def test_a_lost_accelerator_is_named_and_not_replaced_by_another_device(
     platform: Platform, kind: str, named: str, signs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scene() -> None:
-        monkeypatch.setattr(engine_monitor, "find_platform", lambda device: platform)
-        async with rig(Behaviour(device=named, missing_once_ready=True)) as r:
-            assert r.monitor._start.config.device == kind  # it was "auto"
-            os.kill(r.engine_pid, signal.SIGKILL)
-            assert await asyncio.wait_for(asyncio.shield(r.running), PATIENCE) == EXIT_CONFIG
-            message = r.told[-1][0].message
-            assert f"This engine ran on {named} before" in message
-            assert all(sign in message for sign in signs)
-
-    run(scene())
+    monkeypatch.setattr(engine_monitor, "find_platform", lambda device: platform)
+    async with rig(Behaviour(device=named, missing_once_ready=True)) as r:
+        assert r.monitor._start.config.device == kind  # it was "auto"
+        os.kill(r.engine_pid, signal.SIGKILL)
+        assert await asyncio.wait_for(asyncio.shield(r.running), PATIENCE) == EXIT_CONFIG
+        message = r.told[-1][0].message
+        assert f"This engine ran on {named} before" in message
+        assert all(sign in message for sign in signs)
 
 
-def test_an_engine_on_the_cpu_keeps_the_device_auto() -> None:
-    async def scene() -> None:
-        async with rig(Behaviour()) as r:
-            assert r.monitor._start.config.device == "auto"
-
-    run(scene())
+async def test_an_engine_on_the_cpu_keeps_the_device_auto() -> None:
+    async with rig(Behaviour()) as r:
+        assert r.monitor._start.config.device == "auto"

@@ -25,7 +25,7 @@ from chorale.serve.bootstrap import EngineStart, replicate
 from chorale.serve.engine_monitor import spawn
 from chorale.serve.replica_status import ReplicaStatuses
 from tests.serve.test_supervisor import JSON, Supervised, ended, fetch, serve
-from tests.support.serve.harness import run, until
+from tests.support.serve.harness import until
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 ONE_HTTP = {"data_parallel_size": 2, "api_server_count": 1}
@@ -74,46 +74,43 @@ async def complete(server: Supervised, prompt: list[int], **fields: Any) -> tupl
 @pytest.mark.parametrize(
     "server", [pytest.param(ONE_HTTP, marks=pytest.mark.slow), TWO_HTTP], ids=["one", "workers"]
 )
-def test_the_server_keeps_serving_when_one_engine_dies(server: dict[str, int]) -> None:
-    async def scene() -> None:
-        async with serve(server=server, limits={"backoff": 1.0}) as s:
-            await both_ready(s)
-            assert len(s.children("fake_engine")) == 2
-            assert await health(s) == (
-                200,
-                {"status": "ready", "engines": [{"engine": "0", "status": "ready"},
-                                                {"engine": "1", "status": "ready"}]},
-            )  # fmt: skip
-            for number in range(8):
-                status, _ = await complete(s, [number + 1] * 40)
-                assert status == 200
-            assert set(await metric(s, "vllm:generation_tokens_total")) == {"0", "1"}
-            victim = s.children("fake_engine")[0]
-            os.kill(victim, signal.SIGKILL)
-            await until(lambda: victim not in s.children("fake_engine"), "it is gone")
-            while "dead" not in await states(s):
-                await asyncio.sleep(0.01)
-            status, body = await health(s)
+async def test_the_server_keeps_serving_when_one_engine_dies(server: dict[str, int]) -> None:
+    async with serve(server=server, limits={"backoff": 1.0}) as s:
+        await both_ready(s)
+        assert len(s.children("fake_engine")) == 2
+        assert await health(s) == (
+            200,
+            {"status": "ready", "engines": [{"engine": "0", "status": "ready"},
+                                            {"engine": "1", "status": "ready"}]},
+        )  # fmt: skip
+        for number in range(8):
+            status, _ = await complete(s, [number + 1] * 40)
             assert status == 200
-            assert body["status"] == "ready"
-            (gone,) = [each for each in body["engines"] if each["status"] == "dead"]
-            assert "message" in gone
-            assert (await health(s, "/ready"))[0] == 200
-            for number in range(4):
-                assert (await complete(s, [number + 50] * 40))[0] == 200
-            await both_ready(s)
-            assert len(s.children("fake_engine")) == 2
-            assert any("engine " in e.get("message", "") for e in s.events if e.get("state") == "dead")
-            restarts = "chorale:engine_restarts_total"
-            for _ in range(4):  # any process may answer; each updates its value once a second
-                for _ in range(200):
-                    found = await metric(s, restarts)
-                    if sum(found.values()) == 1:
-                        break
-                    await asyncio.sleep(0.02)
-                assert sorted(found.values()) == [0, 1]
-
-    run(scene())
+        assert set(await metric(s, "vllm:generation_tokens_total")) == {"0", "1"}
+        victim = s.children("fake_engine")[0]
+        os.kill(victim, signal.SIGKILL)
+        await until(lambda: victim not in s.children("fake_engine"), "it is gone")
+        while "dead" not in await states(s):
+            await asyncio.sleep(0.01)
+        status, body = await health(s)
+        assert status == 200
+        assert body["status"] == "ready"
+        (gone,) = [each for each in body["engines"] if each["status"] == "dead"]
+        assert "message" in gone
+        assert (await health(s, "/ready"))[0] == 200
+        for number in range(4):
+            assert (await complete(s, [number + 50] * 40))[0] == 200
+        await both_ready(s)
+        assert len(s.children("fake_engine")) == 2
+        assert any("engine " in e.get("message", "") for e in s.events if e.get("state") == "dead")
+        restarts = "chorale:engine_restarts_total"
+        for _ in range(4):  # any process may answer; each updates its value once a second
+            for _ in range(200):
+                found = await metric(s, restarts)
+                if sum(found.values()) == 1:
+                    break
+                await asyncio.sleep(0.02)
+            assert sorted(found.values()) == [0, 1]
 
 
 @on_linux
@@ -121,44 +118,38 @@ def test_the_server_keeps_serving_when_one_engine_dies(server: dict[str, int]) -
 @pytest.mark.parametrize(
     ("fault", "code"), [({"refuse": "no such tensor"}, 2), ({"crash": "no such device"}, 1)]
 )
-def test_the_server_exits_when_all_engines_have_failed(
+async def test_the_server_exits_when_all_engines_have_failed(
     fault: dict[str, str], code: int, server: dict[str, int]
 ) -> None:
-    async def scene() -> None:
-        async with serve(behaviour=fault, server=server, limits={"backoff": 0.01}) as s:
-            assert await ended(s) == code
-            assert s.states[-1] == "failed"
-            assert s.states.count("failed") == 1
-            assert "no such" in s.events[-1].get("message", "no such")
-
-    run(scene())
+    async with serve(behaviour=fault, server=server, limits={"backoff": 0.01}) as s:
+        assert await ended(s) == code
+        assert s.states[-1] == "failed"
+        assert s.states.count("failed") == 1
+        assert "no such" in s.events[-1].get("message", "no such")
 
 
 @on_linux
 @pytest.mark.parametrize(
     "server", [pytest.param(ONE_HTTP, marks=pytest.mark.slow), TWO_HTTP], ids=["one", "workers"]
 )
-def test_the_server_serves_although_one_engine_cannot_start(server: dict[str, int]) -> None:
-    async def scene() -> None:
-        behaviour = {"refuse": "out of memory", "faulty": "engine-1"}
-        async with serve(behaviour=behaviour, server=server) as s:
-            await s.listening()
-            await s.answers(200)
-            await until(lambda: "ready" in s.states, "the operator is notified")
-            assert (await complete(s, [1] * 40))[0] == 200
-            (lost,) = [e["message"] for e in s.events if e.get("state") == "dead"]
-            assert lost == "engine 1: out of memory; the other engines keep running"
-            assert "failed" not in s.states
-            for _ in range(4):  # any process may answer
-                while await states(s) != ["ready", "failed"]:
-                    await asyncio.sleep(0.02)
-                status, body = await health(s)
-                assert (status, body["status"]) == (200, "ready")
-                assert body["engines"][1]["message"] == "out of memory"
-            s.process.terminate()
-            assert await ended(s) == 0
-
-    run(scene())
+async def test_the_server_serves_although_one_engine_cannot_start(server: dict[str, int]) -> None:
+    behaviour = {"refuse": "out of memory", "faulty": "engine-1"}
+    async with serve(behaviour=behaviour, server=server) as s:
+        await s.listening()
+        await s.answers(200)
+        await until(lambda: "ready" in s.states, "the operator is notified")
+        assert (await complete(s, [1] * 40))[0] == 200
+        (lost,) = [e["message"] for e in s.events if e.get("state") == "dead"]
+        assert lost == "engine 1: out of memory; the other engines keep running"
+        assert "failed" not in s.states
+        for _ in range(4):  # any process may answer
+            while await states(s) != ["ready", "failed"]:
+                await asyncio.sleep(0.02)
+            status, body = await health(s)
+            assert (status, body["status"]) == (200, "ready")
+            assert body["engines"][1]["message"] == "out of memory"
+        s.process.terminate()
+        assert await ended(s) == 0
 
 
 # --------------------------------------------------------------------------- the operator's view
@@ -285,7 +276,7 @@ def test_each_replica_has_its_own_directory_name_and_devices(
     assert one.config.host_share == 1
 
 
-def test_an_engine_process_gets_the_environment_of_its_start(tmp_path: Path) -> None:
+async def test_an_engine_process_gets_the_environment_of_its_start(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     program = f"import os; open({str(seen)!r}, 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
     start = EngineStart(
@@ -295,11 +286,8 @@ def test_an_engine_process_gets_the_environment_of_its_start(tmp_path: Path) -> 
         environment={"CUDA_VISIBLE_DEVICES": "GPU-7"},
     )
 
-    async def scene() -> None:
-        process = await spawn([sys.executable, "-c", program], start)
-        assert await process.wait() == 0
-
-    run(scene())
+    process = await spawn([sys.executable, "-c", program], start)
+    assert await process.wait() == 0
     assert seen.read_text() == "GPU-7"
 
 

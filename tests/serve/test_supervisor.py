@@ -23,7 +23,7 @@ from chorale.errors import ConfigError
 from chorale.serve import supervisor
 from tests.support import PATIENCE
 from tests.support.processes import is_running
-from tests.support.serve.harness import run, until
+from tests.support.serve.harness import until
 
 SCRIPT = "tests.support.serve.serve_fake"
 WORKERS = {"api_server_count": 2}
@@ -126,38 +126,32 @@ async def ended(server: Supervised, seconds: float = 60.0) -> int:
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-def test_health_is_503_until_a_killed_engine_is_replaced() -> None:
-    async def scene() -> None:
-        async with serve(behaviour={"load_seconds": 0.5}) as s:
-            await s.listening()
-            await s.answers(200)
-            first = s.engine
-            os.kill(first, signal.SIGKILL)
-            await s.answers(503)
-            await s.answers(200)
-            assert s.engine != first
-            await until(lambda: s.states[-1] == "ready", "the operator is notified")
-            assert "dead" in s.states
-
-    run(scene())
+async def test_health_is_503_until_a_killed_engine_is_replaced() -> None:
+    async with serve(behaviour={"load_seconds": 0.5}) as s:
+        await s.listening()
+        await s.answers(200)
+        first = s.engine
+        os.kill(first, signal.SIGKILL)
+        await s.answers(503)
+        await s.answers(200)
+        assert s.engine != first
+        await until(lambda: s.states[-1] == "ready", "the operator is notified")
+        assert "dead" in s.states
 
 
-def test_health_is_503_with_progress_while_loading_and_sigterm_interrupts_it() -> None:
-    async def scene() -> None:
-        async with serve(behaviour={"load_seconds": 60.0}) as s:
-            await s.listening()
-            await s.answers(503)
-            await until(lambda: s.states, "progress is reported")
-            await asyncio.sleep(0.5)  # one or two heartbeats
-            _, body = await asyncio.to_thread(fetch, s.port, "/health", {})
-            health = json.loads(body)
-            assert (health["status"], health["phase"], health["progress"]) == ("loading", "load", 0.5)
-            engine = s.engine
-            s.process.terminate()
-            assert await ended(s, 30.0) == 0  # half of the loading time
-            assert not is_running(engine)
-
-    run(scene())
+async def test_health_is_503_with_progress_while_loading_and_sigterm_interrupts_it() -> None:
+    async with serve(behaviour={"load_seconds": 60.0}) as s:
+        await s.listening()
+        await s.answers(503)
+        await until(lambda: s.states, "progress is reported")
+        await asyncio.sleep(0.5)  # one or two heartbeats
+        _, body = await asyncio.to_thread(fetch, s.port, "/health", {})
+        health = json.loads(body)
+        assert (health["status"], health["phase"], health["progress"]) == ("loading", "load", 0.5)
+        engine = s.engine
+        s.process.terminate()
+        assert await ended(s, 30.0) == 0  # half of the loading time
+        assert not is_running(engine)
 
 
 NO_FILE = {"ssl_certfile": "/no/cert", "ssl_keyfile": "/no/key"}
@@ -176,19 +170,16 @@ NO_STORE = {"response_store": "/"}
         pytest.param(WORKERS, NO_STORE, 2, id="workers-store", marks=pytest.mark.slow),
     ],
 )
-def test_the_error_for_an_unusable_file_names_it_without_a_traceback(
+async def test_the_error_for_an_unusable_file_names_it_without_a_traceback(
     server: dict[str, int], fault: dict[str, str], code: int
 ) -> None:
-    async def scene() -> None:
-        limits = {"backoff": 0.01}
-        async with serve(server=server | fault, limits=limits, stderr=asyncio.subprocess.PIPE) as s:
-            assert s.process.stderr is not None
-            said = (await s.process.stderr.read()).decode()
-            assert await ended(s) == code
-            assert all(path in said for path in fault.values()), said
-            assert "Traceback" not in said, said
-
-    run(scene())
+    limits = {"backoff": 0.01}
+    async with serve(server=server | fault, limits=limits, stderr=asyncio.subprocess.PIPE) as s:
+        assert s.process.stderr is not None
+        said = (await s.process.stderr.read()).decode()
+        assert await ended(s) == code
+        assert all(path in said for path in fault.values()), said
+        assert "Traceback" not in said, said
 
 
 def use_another_vocabulary(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -200,20 +191,17 @@ def use_another_vocabulary(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Non
 @pytest.mark.parametrize(
     "server", [{}, pytest.param(WORKERS, marks=pytest.mark.slow)], ids=["one", "workers"]
 )
-def test_the_error_for_a_wrong_vocabulary_names_it_without_a_traceback(
+async def test_the_error_for_a_wrong_vocabulary_names_it_without_a_traceback(
     server: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     use_another_vocabulary(monkeypatch, tmp_path)
 
-    async def scene() -> None:
-        async with serve(server=server, limits={"backoff": 0.01}, stderr=asyncio.subprocess.PIPE) as s:
-            assert s.process.stderr is not None
-            said = (await s.process.stderr.read()).decode()
-            assert await ended(s) == 2
-            assert str(tmp_path / "o200k_base.tiktoken") in said, said
-            assert "Traceback" not in said, said
-
-    run(scene())
+    async with serve(server=server, limits={"backoff": 0.01}, stderr=asyncio.subprocess.PIPE) as s:
+        assert s.process.stderr is not None
+        said = (await s.process.stderr.read()).decode()
+        assert await ended(s) == 2
+        assert str(tmp_path / "o200k_base.tiktoken") in said, said
+        assert "Traceback" not in said, said
 
 
 @pytest.mark.parametrize(
@@ -225,23 +213,20 @@ def test_the_error_for_a_wrong_vocabulary_names_it_without_a_traceback(
         pytest.param(WORKERS, False, id="workers-never served", marks=pytest.mark.slow),
     ],
 )
-def test_a_unix_socket_is_removed_at_the_end(
+async def test_a_unix_socket_is_removed_at_the_end(
     server: dict[str, int], served: bool, monkeypatch: pytest.MonkeyPatch, sockets: Path, tmp_path: Path
 ) -> None:
     path = sockets / "socket"
     if not served:
         use_another_vocabulary(monkeypatch, tmp_path)
 
-    async def scene() -> None:
-        async with serve(server=server | {"uds": str(path)}, limits={"backoff": 0.01}) as s:
-            if served:
-                await until(lambda: "ready" in s.states, "the engine is ready")
-                assert path.is_socket()
-                s.process.terminate()
-            assert await ended(s) == (0 if served else 2)
-        assert not path.exists()
-
-    run(scene())
+    async with serve(server=server | {"uds": str(path)}, limits={"backoff": 0.01}) as s:
+        if served:
+            await until(lambda: "ready" in s.states, "the engine is ready")
+            assert path.is_socket()
+            s.process.terminate()
+        assert await ended(s) == (0 if served else 2)
+    assert not path.exists()
 
 
 def socket_directory(engine: int) -> Path:
@@ -255,80 +240,67 @@ def socket_directory(engine: int) -> Path:
     raise AssertionError("the engine has no socket")
 
 
-def test_no_key_reaches_argv_or_the_engine() -> None:
-    async def scene() -> None:
-        async with serve(keys=["secret-of-the-command"], server=WORKERS) as s:
-            await s.listening()
+async def test_no_key_reaches_argv_or_the_engine() -> None:
+    async with serve(keys=["secret-of-the-command"], server=WORKERS) as s:
+        await s.listening()
+        await s.answers(200)
+        assert await s.get("/v1/models") == 401
+        authorization = "Bearer secret-of-the-command"
+        assert await s.get("/v1/models", authorization=authorization) == 200
+        for pid in [s.engine, *s.children("api_process")]:
+            for name in ("cmdline", "environ"):
+                assert b"secret-of" not in Path(f"/proc/{pid}/{name}").read_bytes()
+        s.process.terminate()
+        assert await ended(s) == 0
+
+
+async def test_a_dead_api_worker_is_replaced_and_the_other_serves_meanwhile() -> None:
+    async with serve(server=WORKERS) as s:
+        await s.listening()
+        await until(lambda: len(s.children("api_process")) == 2, "two workers")
+        await s.answers(200)
+        victim = s.children("api_process")[0]
+        os.kill(victim, signal.SIGKILL)
+        await until(
+            lambda: len(s.children("api_process")) == 2 and victim not in s.children("api_process"),
+            "a new worker",
+        )
+        for _ in range(20):
             await s.answers(200)
-            assert await s.get("/v1/models") == 401
-            authorization = "Bearer secret-of-the-command"
-            assert await s.get("/v1/models", authorization=authorization) == 200
-            for pid in [s.engine, *s.children("api_process")]:
-                for name in ("cmdline", "environ"):
-                    assert b"secret-of" not in Path(f"/proc/{pid}/{name}").read_bytes()
-            s.process.terminate()
-            assert await ended(s) == 0
-
-    run(scene())
+        os.kill(s.engine, signal.SIGKILL)
+        await s.answers(503)
+        await s.answers(200)
 
 
-def test_a_dead_api_worker_is_replaced_and_the_other_serves_meanwhile() -> None:
-    async def scene() -> None:
-        async with serve(server=WORKERS) as s:
-            await s.listening()
-            await until(lambda: len(s.children("api_process")) == 2, "two workers")
-            await s.answers(200)
-            victim = s.children("api_process")[0]
-            os.kill(victim, signal.SIGKILL)
-            await until(
-                lambda: len(s.children("api_process")) == 2 and victim not in s.children("api_process"),
-                "a new worker",
-            )
-            for _ in range(20):
-                await s.answers(200)
-            os.kill(s.engine, signal.SIGKILL)
-            await s.answers(503)
-            await s.answers(200)
-
-    run(scene())
-
-
-def test_a_stopped_api_worker_is_replaced() -> None:
+async def test_a_stopped_api_worker_is_replaced() -> None:
     """The other worker still answers health probes, so only the missing heartbeats reveal it."""
-
-    async def scene() -> None:
-        async with serve(server=WORKERS) as s:
-            await s.listening()
-            await until(lambda: len(s.children("api_process")) == 2, "two workers")
-            await s.answers(200)
-            victim = s.children("api_process")[0]
-            os.kill(victim, signal.SIGSTOP)
-            await until(
-                lambda: len(s.children("api_process")) == 2 and victim not in s.children("api_process"),
-                "a new worker",
-                180,
-            )
-            await s.answers(200)
-
-    run(scene())
+    async with serve(server=WORKERS) as s:
+        await s.listening()
+        await until(lambda: len(s.children("api_process")) == 2, "two workers")
+        await s.answers(200)
+        victim = s.children("api_process")[0]
+        os.kill(victim, signal.SIGSTOP)
+        await until(
+            lambda: len(s.children("api_process")) == 2 and victim not in s.children("api_process"),
+            "a new worker",
+            180,
+        )
+        await s.answers(200)
 
 
-def test_children_die_with_a_killed_supervisor() -> None:
-    async def scene() -> None:
-        async with serve(server=WORKERS) as s:
-            await s.listening()
-            await s.answers(200)
-            children = [s.engine, *s.children("api_process")]
-            directory = socket_directory(s.engine)
-            s.process.kill()
-            await s.process.wait()
-            await until(lambda: not any(is_running(pid) for pid in children), "all end")
-        # The next server removes the directory (also one of a test that runs at the same time).
-        async with serve() as s:
-            await s.listening()
-            assert not directory.exists()
-
-    run(scene())
+async def test_children_die_with_a_killed_supervisor() -> None:
+    async with serve(server=WORKERS) as s:
+        await s.listening()
+        await s.answers(200)
+        children = [s.engine, *s.children("api_process")]
+        directory = socket_directory(s.engine)
+        s.process.kill()
+        await s.process.wait()
+        await until(lambda: not any(is_running(pid) for pid in children), "all end")
+    # The next server removes the directory (also one of a test that runs at the same time).
+    async with serve() as s:
+        await s.listening()
+        assert not directory.exists()
 
 
 @pytest.mark.parametrize(
@@ -344,57 +316,50 @@ def test_children_die_with_a_killed_supervisor() -> None:
         pytest.param(WORKERS, signal.SIGINT, id="workers-interrupt", marks=pytest.mark.slow),
     ],
 )
-def test_stop_signals_let_streams_finish_and_leave_nothing(
+async def test_stop_signals_let_streams_finish_and_leave_nothing(
     server: dict[str, int], number: signal.Signals
 ) -> None:
-    async def scene() -> None:
-        async with serve(behaviour={"step_seconds": 0.05}, server=server) as s:
-            await s.listening()
-            await s.answers(200)
-            children = [s.engine, *s.children("api_process")]
-            assert len(children) == (3 if server else 1)
-            directory = socket_directory(s.engine)
-            assert directory.exists()
-            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)) as client:
-                body = {"prompt": [1, 2, 3], "max_tokens": 20, "ignore_eos": True, "stream": True}
-                await asyncio.to_thread(client.request, "POST", "/v1/completions", json.dumps(body), JSON)
-                answer = await asyncio.to_thread(client.getresponse)
-                first = await asyncio.to_thread(answer.readline)
-                s.process.send_signal(number)
-                rest = await asyncio.to_thread(answer.read)
-            assert first.startswith(b"data: {"), first
-            assert b'"finish_reason":"length"' in rest, rest
-            assert rest.endswith(b"data: [DONE]\n\n")
-            assert await ended(s) == 0
-            assert {"stopping": True} in s.events
-            assert not any(is_running(pid) for pid in children)
-            assert not directory.exists()
-
-    run(scene())
+    async with serve(behaviour={"step_seconds": 0.05}, server=server) as s:
+        await s.listening()
+        await s.answers(200)
+        children = [s.engine, *s.children("api_process")]
+        assert len(children) == (3 if server else 1)
+        directory = socket_directory(s.engine)
+        assert directory.exists()
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)) as client:
+            body = {"prompt": [1, 2, 3], "max_tokens": 20, "ignore_eos": True, "stream": True}
+            await asyncio.to_thread(client.request, "POST", "/v1/completions", json.dumps(body), JSON)
+            answer = await asyncio.to_thread(client.getresponse)
+            first = await asyncio.to_thread(answer.readline)
+            s.process.send_signal(number)
+            rest = await asyncio.to_thread(answer.read)
+        assert first.startswith(b"data: {"), first
+        assert b'"finish_reason":"length"' in rest, rest
+        assert rest.endswith(b"data: [DONE]\n\n")
+        assert await ended(s) == 0
+        assert {"stopping": True} in s.events
+        assert not any(is_running(pid) for pid in children)
+        assert not directory.exists()
 
 
-def test_other_signals_end_no_process() -> None:
+async def test_other_signals_end_no_process() -> None:
     """SIGUSR1 writes stacks, and SIGUSR2 does nothing. Children ignore signals from a terminal."""
-
-    async def scene() -> None:
-        async with serve(server=WORKERS, stderr=asyncio.subprocess.PIPE) as s:
-            await s.listening()
-            await s.answers(200)
-            children = [s.engine, *s.children("api_process")]
-            for number in (signal.SIGUSR1, signal.SIGUSR2):
-                for pid in (s.process.pid, *children):
-                    os.kill(pid, number)
-            for number in (signal.SIGHUP, signal.SIGQUIT):
-                for pid in children:
-                    os.kill(pid, number)
-            assert s.process.stderr is not None
-            said = b""
-            while said.count(b"(most recent call first)") < 4:
-                said += await s.process.stderr.read(4096)
-            await s.answers(200)
-            assert [s.engine, *s.children("api_process")] == children
-
-    run(scene())
+    async with serve(server=WORKERS, stderr=asyncio.subprocess.PIPE) as s:
+        await s.listening()
+        await s.answers(200)
+        children = [s.engine, *s.children("api_process")]
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            for pid in (s.process.pid, *children):
+                os.kill(pid, number)
+        for number in (signal.SIGHUP, signal.SIGQUIT):
+            for pid in children:
+                os.kill(pid, number)
+        assert s.process.stderr is not None
+        said = b""
+        while said.count(b"(most recent call first)") < 4:
+            said += await s.process.stderr.read(4096)
+        await s.answers(200)
+        assert [s.engine, *s.children("api_process")] == children
 
 
 def test_a_port_in_use_is_an_error_before_loading() -> None:

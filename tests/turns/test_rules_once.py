@@ -8,10 +8,10 @@ import pytest
 
 from chorale.grammar.constraint import Constraint
 from chorale.turns import rules
-from tests.support.server import Server, with_server
+from tests.support.server import served
 
 
-def test_each_schema_of_a_request_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_schema_of_a_request_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     make = rules.json_schema
 
@@ -25,9 +25,7 @@ def test_each_schema_of_a_request_is_read_once(monkeypatch: pytest.MonkeyPatch) 
         for name in "abc"
     ]
 
-    async def main(server: Server) -> None:
+    async with served(None) as server:
         answer = await server.chat(tools=tools, tool_choice="required", max_tokens=1)
         assert answer.status_code == 200, answer.text
-
-    with_server(None, main)
     assert len(seen) == len(tools)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.support.faces import send
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds
-from tests.support.server import Server, with_server
+from tests.support.server import served
 from tests.support.sse import frames
 
 GRAMMAR = """start: begin_patch hunk+ end_patch
@@ -122,10 +122,10 @@ def apply_patch(patch: str, folder: Path) -> None:
     file.write_text(text.replace("\n".join(before), "\n".join(after)))
 
 
-def test_codex_edits_a_file(tmp_path: Path) -> None:
+async def test_codex_edits_a_file(tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text("print('hello')\n")
 
-    async def main(server: Server) -> None:
+    async with served(in_rounds(FIRST, SECOND, THIRD)) as server:
         content = [{"type": "input_text", "text": "Make it say goodbye."}]
         items: list[dict[str, Any]] = [{"type": "message", "role": "user", "content": content}]
         for _ in range(4):
@@ -142,6 +142,4 @@ def test_codex_edits_a_file(tmp_path: Path) -> None:
         assert "print('hello')\n<|end|>" in prompt
         assert f"<|message|>{PATCH}<|call|>" in prompt
         assert "type mcp__notes__list" in prompt
-
-    with_server(in_rounds(FIRST, SECOND, THIRD), main)
     assert (tmp_path / "hello.py").read_text() == "print('goodbye')\n"

@@ -11,7 +11,7 @@ from openai.types.responses import ResponseStreamEvent
 from chorale.errors import EngineDeadError
 from tests.support.faces import request_body, send
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, playing
-from tests.support.server import Server, with_server
+from tests.support.server import served
 from tests.support.sse import frames
 
 TURN = ANALYSIS + "Hm." + NEXT + FINAL + "Hi.<|return|>"
@@ -27,8 +27,8 @@ NAMES = {
 
 @pytest.mark.parametrize("dialect", NAMES)
 @pytest.mark.parametrize("by", ["flag", "header"])
-def test_a_dialect_selects_the_names_of_reasoning_events(dialect: str, by: str) -> None:
-    async def main(server: Server) -> None:
+async def test_a_dialect_selects_the_names_of_reasoning_events(dialect: str, by: str) -> None:
+    async with served(playing(TURN), **{"responses_dialect": dialect} if by == "flag" else {}) as server:
         headers = {"x-responses-dialect": dialect} if by == "header" else {}
         path, body = "/v1/responses", {"input": "x", "background": True}
         made = (await server.http.post(path, json=body, headers=headers)).json()
@@ -45,8 +45,6 @@ def test_a_dialect_selects_the_names_of_reasoning_events(dialect: str, by: str) 
             where = "summary" if dialect == "summary" else "content"
             assert reasoning[where][0]["text"] == "Hm."
 
-    with_server(playing(TURN), main, **({"responses_dialect": dialect} if by == "flag" else {}))
-
 
 FIELDS = ("reasoning", "reasoning_content")
 ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hi.<|return|>"
@@ -54,8 +52,8 @@ ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hi.<|return|>"
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("shown", ["both", *FIELDS])
-def test_answers_have_the_configured_reasoning_fields(stream: bool, shown: str) -> None:
-    async def main(server: Server) -> None:
+async def test_answers_have_the_configured_reasoning_fields(stream: bool, shown: str) -> None:
+    async with served(playing(ANSWER), reasoning_field=shown) as server:
         response = await send(server, "chat", request_body("chat", stream))
         if stream:
             deltas: list[dict[str, Any]] = [chunk["choices"][0]["delta"] for chunk in frames(response)]
@@ -65,12 +63,10 @@ def test_answers_have_the_configured_reasoning_fields(stream: bool, shown: str) 
             found = {name: message.get(name, "") for name in FIELDS}
         assert found == {name: "Think." if shown in ("both", name) else "" for name in FIELDS}
 
-    with_server(playing(ANSWER), main, reasoning_field=shown)
-
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_messages_may_use_either_reasoning_field(name: str) -> None:
-    async def main(server: Server) -> None:
+async def test_messages_may_use_either_reasoning_field(name: str) -> None:
+    async with served(playing(ANSWER)) as server:
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
         messages = [
             {"role": "user", "content": "hi"},
@@ -79,8 +75,6 @@ def test_messages_may_use_either_reasoning_field(name: str) -> None:
         ]
         assert (await send(server, "chat", {"messages": messages})).status_code == 200
         assert server.prompt().count("<|channel|>analysis<|message|>My thought.<|end|>") == 1
-
-    with_server(playing(ANSWER), main)
 
 
 CASES: dict[str, tuple[dict[str, Any], str]] = {
@@ -91,12 +85,12 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("status", CASES)
-def test_every_stream_ends(status: str) -> None:
+async def test_every_stream_ends(status: str) -> None:
     options, last = CASES[status]
     text = FINAL + "some text" + ("<|return|>" if status == "completed" else "")
     client = playing(text, delay=0.002, **options)
 
-    async def main(server: Server) -> None:
+    async with served(client) as server:
         made = await server.sdk.responses.create(input="x", background=True)
 
         async def follow(after: int) -> list[Any]:
@@ -116,5 +110,3 @@ def test_every_stream_ends(status: str) -> None:
             assert events[-1].type == last
             assert events[-1].response.status == status
         assert live[0] == later
-
-    with_server(client, main)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.faces import send
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, playing
-from tests.support.server import Server, with_server
+from tests.support.server import served
 from tests.support.sse import frames
 
 SYSTEM = """You are ChatGPT, a large language model trained by OpenAI.
@@ -19,8 +19,8 @@ Reasoning: low
 
 
 @pytest.mark.parametrize("model", ["demo", "gpt-oss-20b"])
-def test_the_modal_client_works_unchanged(model: str) -> None:
-    async def main(server: Server) -> None:
+async def test_the_modal_client_works_unchanged(model: str) -> None:
+    async with served(playing(ANALYSIS + "Think." + NEXT + FINAL + "Hello.<|return|>")) as server:
         assert (await server.http.get("/health")).status_code == 200
         names = [entry["id"] for entry in (await server.http.get("/v1/models")).json()["data"]]
         assert names == ["demo", "gpt-oss-20b"]
@@ -36,5 +36,3 @@ def test_the_modal_client_works_unchanged(model: str) -> None:
         assert "\n\nReasoning: low\n\n" in system  # the instructions' effort, only here
         kept = SYSTEM.replace("Reasoning: low\n", "")
         assert developer == f"<|start|>developer<|message|># Instructions\n\n{kept}"
-
-    with_server(playing(ANALYSIS + "Think." + NEXT + FINAL + "Hello.<|return|>"), main)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.faces import send
 from tests.support.scripted import FINAL, playing
-from tests.support.server import Server, with_server
+from tests.support.server import served
 
 URL = "data:image/png;base64,AAAA"
 CASES: list[tuple[str, dict[str, Any], str]] = [
@@ -27,11 +27,13 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("face", "part", "word"), CASES, ids=lambda value: str(value)[:24])
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_unsupported_part_is_named(face: str, part: dict[str, Any], word: str, stream: bool) -> None:
+async def test_the_unsupported_part_is_named(
+    face: str, part: dict[str, Any], word: str, stream: bool
+) -> None:
     text = {"type": "input_text" if face == "responses" else "text", "text": "look:"}
     said = [{"role": "user", "content": "hi"}, {"role": "user", "content": [text, part]}]
 
-    async def main(server: Server) -> None:
+    async with served(playing(FINAL + "ok<|return|>")) as server:
         body: dict[str, Any] = {"model": "demo", "stream": stream}
         body |= {"input": said} if face == "responses" else {"messages": said}
         if face == "messages":
@@ -42,5 +44,3 @@ def test_the_unsupported_part_is_named(face: str, part: dict[str, Any], word: st
         assert f"{'input' if face == 'responses' else 'messages'}[1].content[1]" in message
         assert word in message
         assert server.client.requests == []
-
-    with_server(playing(FINAL + "ok<|return|>"), main)

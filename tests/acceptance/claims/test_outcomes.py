@@ -12,7 +12,7 @@ from chorale.harmony.vocab import load_vocabulary
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.faces import WAYS, WEATHER, Outcome, ask, metric
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, in_rounds, playing
-from tests.support.server import Server, with_server
+from tests.support.server import Server, served, with_server
 
 MADE = call("get_weather", "{}") + "<|call|>"
 THOUGHT = ANALYSIS + "Think." + NEXT
@@ -52,33 +52,27 @@ TURNS: dict[str, tuple[str, tuple[str, str, list[tuple[str, str]]]]] = {
 
 @pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_every_api_reports_a_turn_alike(face: str, stream: bool, turn: str) -> None:
+async def test_every_api_reports_a_turn_alike(face: str, stream: bool, turn: str) -> None:
     script, told = TURNS[turn]
 
-    async def main(server: Server) -> None:
+    async with served(playing(script)) as server:
         outcome = await ask(server, face, stream, functions=[WEATHER])
         assert (outcome.text, outcome.reasoning, outcome.calls) == told
         assert outcome.finish == ("tool_calls" if told[2] else "stop")
         assert len(set(outcome.call_ids)) == len(told[2])
 
-    with_server(playing(script), main)
-
 
 @pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_text_after_the_return_is_reported_on_request(face: str, stream: bool) -> None:
-    async def main(server: Server) -> None:
+async def test_text_after_the_return_is_reported_on_request(face: str, stream: bool) -> None:
+    async with served(playing(TWICE)) as server:
         assert (await ask(server, face, stream, ignore_eos=True)).text == "One.\n\nAgain."
-
-    with_server(playing(TWICE), main)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_preamble_is_a_separate_message_in_responses(stream: bool) -> None:
-    async def main(server: Server) -> None:
+async def test_a_preamble_is_a_separate_message_in_responses(stream: bool) -> None:
+    async with served(playing(TURNS["a preamble and a call"][0])) as server:
         body = body_of(await ask(server, "responses", stream, functions=[WEATHER]), stream)
         assert body["output"][0]["phase"] == "commentary"
-
-    with_server(playing(TURNS["a preamble and a call"][0]), main)
 
 
 def body_of(outcome: Outcome, stream: bool) -> dict[str, object]:
@@ -105,26 +99,24 @@ MALFORMED_TEXTS = {
 
 @pytest.mark.parametrize("header", MALFORMED_CALLS)
 @pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_a_call_with_a_malformed_header_arrives_and_is_counted(face: str, stream: bool, header: str) -> None:
-    async def main(server: Server) -> None:
+async def test_a_call_with_a_malformed_header_arrives_and_is_counted(
+    face: str, stream: bool, header: str
+) -> None:
+    async with served(playing(MALFORMED_CALLS[header] + BODY)) as server:
         outcome = await ask(server, face, stream, functions=[WEATHER])
         [(name, arguments)] = outcome.calls
         assert (name, arguments.replace(" ", "")) == ("get_weather", '{"city":"Paris"}')
         assert outcome.finish == "tool_calls"
         assert metric(server.state, "chorale:harmony_repairs_total") >= 1
 
-    with_server(playing(MALFORMED_CALLS[header] + BODY), main)
-
 
 @pytest.mark.parametrize("header", MALFORMED_TEXTS)
 @pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_a_text_with_a_malformed_header_arrives(face: str, stream: bool, header: str) -> None:
-    async def main(server: Server) -> None:
+async def test_a_text_with_a_malformed_header_arrives(face: str, stream: bool, header: str) -> None:
+    async with served(playing(MALFORMED_TEXTS[header])) as server:
         outcome = await ask(server, face, stream, functions=[WEATHER])
         assert outcome.text.endswith("{}")
         assert outcome.calls == []
-
-    with_server(playing(MALFORMED_TEXTS[header]), main)
 
 
 SPELLED_NAMES = [
@@ -159,12 +151,10 @@ def test_a_misspelt_tool_name_is_corrected(face: str, stream: bool, name: str) -
 
 
 @pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_a_text_that_spells_channels_stays_text(face: str, stream: bool) -> None:
-    async def main(server: Server) -> None:
+async def test_a_text_that_spells_channels_stays_text(face: str, stream: bool) -> None:
+    async with served(spelling(THOUGHT + FINAL, SPELLED_TEXT, "<|return|>")) as server:
         outcome = await ask(server, face, stream)
         assert (outcome.reasoning, outcome.text) == ("Think.", SPELLED_TEXT)
-
-    with_server(spelling(THOUGHT + FINAL, SPELLED_TEXT, "<|return|>"), main)
 
 
 # --------------------------------------------------------------------------- turns that end early
@@ -172,22 +162,20 @@ def test_a_text_that_spells_channels_stays_text(face: str, stream: bool) -> None
 
 @pytest.mark.parametrize("ending", ["<|return|>", "<|end|><|return|>", "<|call|>"])
 @pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_a_turn_that_ends_within_its_reasoning_gets_an_answer(face: str, stream: bool, ending: str) -> None:
-    async def main(server: Server) -> None:
+async def test_a_turn_that_ends_within_its_reasoning_gets_an_answer(
+    face: str, stream: bool, ending: str
+) -> None:
+    async with served(in_rounds(ANALYSIS + "Only thoughts." + ending, "Well.<|return|>")) as server:
         outcome = await ask(server, face, stream)
         assert (outcome.reasoning, outcome.text, outcome.finish) == ("Only thoughts.", "Well.", "stop")
         assert server.prompt().endswith("<|start|>assistant<|channel|>final<|message|>")
 
-    with_server(in_rounds(ANALYSIS + "Only thoughts." + ending, "Well.<|return|>"), main)
-
 
 @pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_without_budget_for_an_answer_the_finish_reason_is_length(face: str, stream: bool) -> None:
-    async def main(server: Server) -> None:
+async def test_without_budget_for_an_answer_the_finish_reason_is_length(face: str, stream: bool) -> None:
+    async with served(playing(ANALYSIS + "Only thoughts.")) as server:
         outcome = await ask(server, face, stream, max_tokens=5)
         assert (outcome.text, outcome.finish) == ("", "length")
-
-    with_server(playing(ANALYSIS + "Only thoughts."), main)
 
 
 HEADER = ANALYSIS + "T." + NEXT + "<|channel|>fin"
@@ -200,10 +188,12 @@ CUT: dict[str, tuple[str, str, str | None]] = {
 
 @pytest.mark.parametrize("where", CUT)
 @pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_a_truncated_answer_says_so_and_keeps_its_beginning(face: str, stream: bool, where: str) -> None:
+async def test_a_truncated_answer_says_so_and_keeps_its_beginning(
+    face: str, stream: bool, where: str
+) -> None:
     script, text, arguments = CUT[where]
 
-    async def main(server: Server) -> None:
+    async with served(playing(script)) as server:
         outcome = await ask(server, face, stream, functions=[WEATHER])
         assert (outcome.text, outcome.finish) == (text, "length")
         # A body of Messages contains only complete objects.
@@ -216,5 +206,3 @@ def test_a_truncated_answer_says_so_and_keeps_its_beginning(face: str, stream: b
                 assert body["output"][-1]["status"] == "incomplete"
             if stream:
                 assert outcome.raw[-1]["type"] == "response.incomplete"
-
-    with_server(playing(script), main)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.faces import WEATHER, ask, request_body, send
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, in_rounds
-from tests.support.server import Server, with_server
+from tests.support.server import served
 from tests.support.sse import frames
 
 # Forms that models write and no renderer does: spaces in the JSON, headers in an unusual order.
@@ -26,8 +26,8 @@ WRITTEN = {
 @pytest.mark.parametrize("script", WRITTEN.values(), ids=WRITTEN.keys())
 @pytest.mark.parametrize("by_id", [True, False], ids=["previous_response_id", "items"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_turn_two_continues_turn_one(script: str, by_id: bool, stream: bool) -> None:
-    async def main(server: Server) -> None:
+async def test_turn_two_continues_turn_one(script: str, by_id: bool, stream: bool) -> None:
+    async with served(in_rounds(script, FINAL + "21.<|return|>")) as server:
         first = await ask(server, "responses", stream, functions=[WEATHER])
         body = first.raw[-1]["response"] if stream else first.raw
         output = {"type": "function_call_output", "call_id": first.call_ids[0], "output": "21"}
@@ -40,8 +40,6 @@ def test_turn_two_continues_turn_one(script: str, by_id: bool, stream: bool) -> 
         assert answer["status"] == "completed", answer
         before = server.prompt_ids(0) + ids(script)
         assert server.prompt_ids(1)[: len(before)] == before
-
-    with_server(in_rounds(script, FINAL + "21.<|return|>"), main)
 
 
 CALL = ANALYSIS + "T." + NEXT + PREAMBLE + "Wait." + NEXT + call("get_weather", "{}") + "<|call|>"
@@ -58,8 +56,8 @@ def bare(value: Any) -> Any:
 
 @pytest.mark.parametrize("form", ["dumped", "without nulls", "whole objects", "bare"])
 @pytest.mark.parametrize("store", [True, False])
-def test_items_are_accepted_in_every_dumped_form(form: str, store: bool) -> None:
-    async def main(server: Server) -> None:
+async def test_items_are_accepted_in_every_dumped_form(form: str, store: bool) -> None:
+    async with served(in_rounds(CALL, FINAL + "Done.<|return|>")) as server:
         body = request_body("responses", functions=[WEATHER])
         tools: Any = body["tools"]
         first = await server.sdk.responses.create(model="demo", input=[USER], tools=tools, store=store)  # type: ignore[list-item]
@@ -78,11 +76,9 @@ def test_items_are_accepted_in_every_dumped_form(form: str, store: bool) -> None
         for part in ("analysis<|message|>T.<|end|>", "commentary<|message|>Wait.<|end|>", "21<|end|>"):
             assert prompt.count(part) == 1
 
-    with_server(in_rounds(CALL, FINAL + "Done.<|return|>"), main)
 
-
-def test_ids_are_the_same_in_the_stream_the_store_and_the_next_turn() -> None:
-    async def main(server: Server) -> None:
+async def test_ids_are_the_same_in_the_stream_the_store_and_the_next_turn() -> None:
+    async with served(in_rounds(CALL, FINAL + "21 degrees.<|return|>")) as server:
         body = request_body("responses", True, functions=[WEATHER])
         events = frames(await send(server, "responses", body))
         added = [e["item"] for e in events if e["type"] == "response.output_item.added"]
@@ -97,5 +93,3 @@ def test_ids_are_the_same_in_the_stream_the_store_and_the_next_turn() -> None:
         body = {"model": "demo", "previous_response_id": final["id"], "input": [output]}
         answer = (await send(server, "responses", body)).json()
         assert answer["output"][-1]["content"][0]["text"] == "21 degrees."
-
-    with_server(in_rounds(CALL, FINAL + "21 degrees.<|return|>"), main)

@@ -8,7 +8,7 @@ import pytest
 
 from chorale.config.options.settings import merge
 from tests.support.scripted import FINAL, playing
-from tests.support.server import Server, with_server
+from tests.support.server import Server, served
 
 HI = FINAL + "Hi.<|return|>"
 
@@ -30,8 +30,8 @@ async def status(server: Server, response_id: str) -> int:
     ("bound", "most"),
     [({"response_store_max_items": 5}, 5), ({"response_store_max_bytes": 30_000}, 9)],
 )
-def test_the_oldest_responses_are_evicted_first(bound: dict[str, int], most: int) -> None:
-    async def main(server: Server) -> None:
+async def test_the_oldest_responses_are_evicted_first(bound: dict[str, int], most: int) -> None:
+    async with served(playing(HI), **bound) as server:
         made = [await make(server, background=number % 2 == 1) for number in range(16)]
         await server.state.background.drain()
         stats = await server.state.store.stats()
@@ -40,14 +40,10 @@ def test_the_oldest_responses_are_evicted_first(bound: dict[str, int], most: int
         assert found == sorted(found, reverse=True), "404 for the oldest, 200 for the newest"
         assert found.count(200) == stats.num_responses
 
-    with_server(playing(HI), main, **bound)
 
-
-def test_age() -> None:
-    async def main(server: Server) -> None:
+async def test_age() -> None:
+    async with served(playing(HI), response_store_ttl=-1.0) as server:
         assert await status(server, await make(server)) == 404
-
-    with_server(playing(HI), main, response_store_ttl=-1.0)
 
 
 OTHERS = ["--enable-auto-tool-choice", "--tool-call-parser", "openai", "--reasoning-parser", "openai_gptoss"]

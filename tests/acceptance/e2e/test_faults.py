@@ -98,34 +98,30 @@ async def read_gaps(http: httpx2.AsyncClient, gaps: list[float], enough: asyncio
                 return
 
 
-def test_nasty_schemas_slow_no_other_stream(served: Served) -> None:
+async def test_nasty_schemas_slow_no_other_stream(served: Served) -> None:
     """The server runs in other processes; in one process the client would delay its own stream."""
-
-    async def main() -> None:
-        gaps: list[float] = []
-        enough = asyncio.Event()
-        async with httpx2.AsyncClient(base_url=served.url, timeout=30) as http:
-            ask = {"model": "tiny", "prompt": "x", "max_tokens": 16}
-            # The first request with a format also initialises state that all of them share.
-            await http.post("/v1/completions", json={**ask, "guided_json": {"type": "boolean"}})
-            beside = asyncio.create_task(read_gaps(http, gaps, enough))
-            while len(gaps) < 5:
-                await asyncio.sleep(0.01)
-            gaps.clear()
-            for name, schema in NASTY.items():
-                start = served.cpu_seconds()
-                answer = await http.post("/v1/completions", json={**ask, "guided_json": schema})
-                assert answer.status_code in (200, 400), (name, answer.text[:500])
-                assert served.cpu_seconds() - start < SECONDS, name
-            num_beside = len(gaps)
-            while len(gaps) < num_beside + 5:
-                assert not beside.done()
-                await asyncio.sleep(0.01)
-            enough.set()
-            await beside
-        assert max(gaps[1:]) < GAP, (max(gaps[1:]), len(gaps))
-
-    asyncio.run(main())
+    gaps: list[float] = []
+    enough = asyncio.Event()
+    async with httpx2.AsyncClient(base_url=served.url, timeout=30) as http:
+        ask = {"model": "tiny", "prompt": "x", "max_tokens": 16}
+        # The first request with a format also initialises state that all of them share.
+        await http.post("/v1/completions", json={**ask, "guided_json": {"type": "boolean"}})
+        beside = asyncio.create_task(read_gaps(http, gaps, enough))
+        while len(gaps) < 5:
+            await asyncio.sleep(0.01)
+        gaps.clear()
+        for name, schema in NASTY.items():
+            start = served.cpu_seconds()
+            answer = await http.post("/v1/completions", json={**ask, "guided_json": schema})
+            assert answer.status_code in (200, 400), (name, answer.text[:500])
+            assert served.cpu_seconds() - start < SECONDS, name
+        num_beside = len(gaps)
+        while len(gaps) < num_beside + 5:
+            assert not beside.done()
+            await asyncio.sleep(0.01)
+        enough.set()
+        await beside
+    assert max(gaps[1:]) < GAP, (max(gaps[1:]), len(gaps))
 
 
 # --------------------------------------------------------------------------- deaths

@@ -28,7 +28,7 @@ from chorale.serve.bootstrap import EXIT_OK, EngineStart, check_directory, make_
 from tests.support import PATIENCE
 from tests.support.processes import is_running
 from tests.support.serve.fake_engine import Behaviour
-from tests.support.serve.harness import FAKE_ENGINE, collect, expected, request, rig, run, until
+from tests.support.serve.harness import FAKE_ENGINE, collect, expected, request, rig, until
 
 
 async def start_script(name: str, *arguments: str) -> asyncio.subprocess.Process:
@@ -45,74 +45,64 @@ async def first_line(process: asyncio.subprocess.Process) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_requests_of_a_client_that_vanished_are_aborted(number: signal.Signals) -> None:
+async def test_requests_of_a_client_that_vanished_are_aborted(number: signal.Signals) -> None:
     """A killed client is noticed when a token cannot be sent, a stopped one by its silence."""
-
-    async def scene() -> None:
-        async with rig(Behaviour(step_seconds=0.01), client_timeout=1.0) as r:
-            lone = await start_script("lone_client", str(r.directory), "20")
-            try:
-                assert await first_line(lone) == "running"
-                await until(lambda: r.client.stats.num_running == 20, "its requests run")
-                mine = request("mine", 250)
-                answer = asyncio.ensure_future(collect(r.client.submit(mine)))
-                lone.send_signal(number)
-                took = await until(lambda: r.client.stats.num_running <= 1, "its requests are aborted")
-                assert took < 30.0  # the requests would take 500 s
-                assert await answer == {0: (expected(mine), "length")}
-                await r.engine_is_empty()
-                assert r.client.stats.kv_blocks_used == 0
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    lone.kill()
-                await lone.communicate()
-
-    run(scene())
+    async with rig(Behaviour(step_seconds=0.01), client_timeout=1.0) as r:
+        lone = await start_script("lone_client", str(r.directory), "20")
+        try:
+            assert await first_line(lone) == "running"
+            await until(lambda: r.client.stats.num_running == 20, "its requests run")
+            mine = request("mine", 250)
+            answer = asyncio.ensure_future(collect(r.client.submit(mine)))
+            lone.send_signal(number)
+            took = await until(lambda: r.client.stats.num_running <= 1, "its requests are aborted")
+            assert took < 30.0  # the requests would take 500 s
+            assert await answer == {0: (expected(mine), "length")}
+            await r.engine_is_empty()
+            assert r.client.stats.kv_blocks_used == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                lone.kill()
+            await lone.communicate()
 
 
 @pytest.mark.parametrize("load_seconds", ["0", "60"], ids=["serving", "loading"])
-def test_the_engine_dies_with_its_parent(load_seconds: str) -> None:
-    async def scene() -> None:
-        folder = make_directory()
-        directory = folder.path
-        parent = await start_script("lone_parent", str(directory), load_seconds)
-        try:
-            engine = int(await first_line(parent))
-            assert is_running(engine)
-            parent.kill()
-            await parent.communicate()
-            await until(lambda: not is_running(engine), "the engine ends")
-        finally:
-            folder.remove()
-
-    run(scene())
+async def test_the_engine_dies_with_its_parent(load_seconds: str) -> None:
+    folder = make_directory()
+    directory = folder.path
+    parent = await start_script("lone_parent", str(directory), load_seconds)
+    try:
+        engine = int(await first_line(parent))
+        assert is_running(engine)
+        parent.kill()
+        await parent.communicate()
+        await until(lambda: not is_running(engine), "the engine ends")
+    finally:
+        folder.remove()
 
 
-def test_sigterm_lets_running_requests_finish() -> None:
-    async def scene() -> None:
-        folder = make_directory()
-        directory = folder.path
-        process = await spawn_engine(directory, Behaviour(step_seconds=0.01))
-        client = RemoteClient(directory)
-        client.start()
-        try:
-            await until(lambda: client.status.state == "ready", "ready")
-            asked = request("r", 60)
-            stream = client.submit(asked)
-            tokens = [t for c in await anext(stream) for t in c.token_ids]
-            process.terminate()
-            await until(lambda: client.status.state == "draining", "draining is shown")
-            tokens += (await collect(stream))[0][0]
-            assert tokens == expected(asked)
-            assert await asyncio.wait_for(process.wait(), PATIENCE) == EXIT_OK
-        finally:
-            await client.close()
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-            folder.remove()
-
-    run(scene())
+async def test_sigterm_lets_running_requests_finish() -> None:
+    folder = make_directory()
+    directory = folder.path
+    process = await spawn_engine(directory, Behaviour(step_seconds=0.01))
+    client = RemoteClient(directory)
+    client.start()
+    try:
+        await until(lambda: client.status.state == "ready", "ready")
+        asked = request("r", 60)
+        stream = client.submit(asked)
+        tokens = [t for c in await anext(stream) for t in c.token_ids]
+        process.terminate()
+        await until(lambda: client.status.state == "draining", "draining is shown")
+        tokens += (await collect(stream))[0][0]
+        assert tokens == expected(asked)
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == EXIT_OK
+    finally:
+        await client.close()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        folder.remove()
 
 
 async def spawn_engine(directory: Path, behaviour: Behaviour) -> asyncio.subprocess.Process:
@@ -142,17 +132,14 @@ def listening_inodes(pid: int) -> set[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_sockets_and_configuration_are_private_to_the_user() -> None:
-    async def scene() -> None:
-        async with rig() as r:
-            assert listening_inodes(r.engine_pid) == set()
-            assert stat.S_IMODE(r.directory.stat().st_mode) == 0o700
-            assert {p.name for p in r.directory.iterdir()} == {"engine", "beats"}
-            assert all(stat.S_ISSOCK(p.stat().st_mode) for p in r.directory.iterdir())
-            arguments = Path(f"/proc/{r.engine_pid}/cmdline").read_bytes().split(b"\0")
-            assert arguments[1:] == [FAKE_ENGINE[1].encode(), b""]  # the configuration is not in argv
-
-    run(scene())
+async def test_sockets_and_configuration_are_private_to_the_user() -> None:
+    async with rig() as r:
+        assert listening_inodes(r.engine_pid) == set()
+        assert stat.S_IMODE(r.directory.stat().st_mode) == 0o700
+        assert {p.name for p in r.directory.iterdir()} == {"engine", "beats"}
+        assert all(stat.S_ISSOCK(p.stat().st_mode) for p in r.directory.iterdir())
+        arguments = Path(f"/proc/{r.engine_pid}/cmdline").read_bytes().split(b"\0")
+        assert arguments[1:] == [FAKE_ENGINE[1].encode(), b""]  # the configuration is not in argv
 
 
 def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
@@ -163,77 +150,63 @@ def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
         check_directory(tmp_path)
 
 
-def test_garbage_on_the_socket_is_dropped() -> None:
-    async def scene() -> None:
-        async with rig() as r:
-            with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-                stranger.setsockopt(zmq.LINGER, 1000)
-                stranger.connect(engine_address(r.directory))
-                for data in (b"", b"\xc1", b"\x93\x01\x02\x03", os.urandom(1000)):
-                    stranger.send(data)
-                stranger.send_multipart([b"two", b"parts"])
-                asked = request("r")
-                assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
-            assert r.monitor.num_restarts == 0
-
-    run(scene())
+async def test_garbage_on_the_socket_is_dropped() -> None:
+    async with rig() as r:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.setsockopt(zmq.LINGER, 1000)
+            stranger.connect(engine_address(r.directory))
+            for data in (b"", b"\xc1", b"\x93\x01\x02\x03", os.urandom(1000)):
+                stranger.send(data)
+            stranger.send_multipart([b"two", b"parts"])
+            asked = request("r")
+            assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
+        assert r.monitor.num_restarts == 0
 
 
-def test_a_client_cannot_abort_or_take_over_requests_of_another() -> None:
+async def test_a_client_cannot_abort_or_take_over_requests_of_another() -> None:
     """API processes choose request ids, and must not abort a request, or a choice, of another process."""
-
-    async def scene() -> None:
-        async with rig(Behaviour(step_seconds=0.005)) as r:
-            mine = request("mine", 200, n=2)
-            stream = r.client.submit(mine)
-            chunks = await anext(stream)
-            with zmq.Context() as context, context.socket(zmq.DEALER) as other:
-                other.setsockopt(zmq.LINGER, 0)
-                other.connect(engine_address(r.directory))
-                other.send(encode(Abort(["mine"], 0)))
-                other.send(encode(Abort(["mine"])))
-                other.send(encode(Submit(r.client.info.engine_id, request("theirs", 3))))
-                assert await asyncio.to_thread(other.poll, 30_000)  # both aborts have been handled before
-            found = {index: [t for c in chunks if c.index == index for t in c.token_ids] for index in (0, 1)}
-            for index, (tokens, reason) in (await asyncio.wait_for(collect(stream), PATIENCE)).items():
-                assert (found[index] + tokens, reason) == (expected(mine, index), "length")
-
-    run(scene())
+    async with rig(Behaviour(step_seconds=0.005)) as r:
+        mine = request("mine", 200, n=2)
+        stream = r.client.submit(mine)
+        chunks = await anext(stream)
+        with zmq.Context() as context, context.socket(zmq.DEALER) as other:
+            other.setsockopt(zmq.LINGER, 0)
+            other.connect(engine_address(r.directory))
+            other.send(encode(Abort(["mine"], 0)))
+            other.send(encode(Abort(["mine"])))
+            other.send(encode(Submit(r.client.info.engine_id, request("theirs", 3))))
+            assert await asyncio.to_thread(other.poll, 30_000)  # both aborts have been handled before
+        found = {index: [t for c in chunks if c.index == index for t in c.token_ids] for index in (0, 1)}
+        for index, (tokens, reason) in (await asyncio.wait_for(collect(stream), PATIENCE)).items():
+            assert (found[index] + tokens, reason) == (expected(mine, index), "length")
 
 
-def test_the_id_of_a_request_that_has_ended_may_be_used_again() -> None:
+async def test_the_id_of_a_request_that_has_ended_may_be_used_again() -> None:
     """Any client may use it: the engine forgets the owner when the last choice ends."""
-
-    async def scene() -> None:
-        async with rig() as r:
-            other = RemoteClient(r.directory)
-            other.start()
-            try:
-                await until(lambda: other.status.state == "ready", "the second client is ready")
-                for client in (r.client, other, r.client):
-                    asked = request("same", 5, n=2)
-                    answer = {index: (expected(asked, index), "length") for index in (0, 1)}
-                    assert await collect(client.submit(asked)) == answer
-            finally:
-                await other.close()
-
-    run(scene())
+    async with rig() as r:
+        other = RemoteClient(r.directory)
+        other.start()
+        try:
+            await until(lambda: other.status.state == "ready", "the second client is ready")
+            for client in (r.client, other, r.client):
+                asked = request("same", 5, n=2)
+                answer = {index: (expected(asked, index), "length") for index in (0, 1)}
+                assert await collect(client.submit(asked)) == answer
+        finally:
+            await other.close()
 
 
-def test_a_request_meant_for_an_engine_that_died_is_not_run() -> None:
-    async def scene() -> None:
-        async with rig() as r:
-            with zmq.Context() as context, context.socket(zmq.DEALER) as late:
-                late.setsockopt(zmq.LINGER, 0)
-                late.connect(engine_address(r.directory))
-                late.send(encode(Submit("an-older-engine", request("stale", 3))))
-                late.send(encode(Submit(r.client.info.engine_id, request("fresh", 3))))
-                seen = set[str]()
-                while "fresh" not in seen:
-                    assert await asyncio.to_thread(late.poll, 10_000)
-                    message = decode_from_engine(late.recv())
-                    assert isinstance(message, StepMessage)
-                    seen |= {chunk.request_id for chunk in message.step.chunks}
-                assert seen == {"fresh"}
-
-    run(scene())
+async def test_a_request_meant_for_an_engine_that_died_is_not_run() -> None:
+    async with rig() as r:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as late:
+            late.setsockopt(zmq.LINGER, 0)
+            late.connect(engine_address(r.directory))
+            late.send(encode(Submit("an-older-engine", request("stale", 3))))
+            late.send(encode(Submit(r.client.info.engine_id, request("fresh", 3))))
+            seen = set[str]()
+            while "fresh" not in seen:
+                assert await asyncio.to_thread(late.poll, 10_000)
+                message = decode_from_engine(late.recv())
+                assert isinstance(message, StepMessage)
+                seen |= {chunk.request_id for chunk in message.step.chunks}
+            assert seen == {"fresh"}
