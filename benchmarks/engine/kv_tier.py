@@ -1,9 +1,9 @@
 """Measures host memory for KV: a conversation that returns, many of them, and steps that evict pages.
 
-    python -m benchmarks.engine.kv_tier [20b | 120b | demo | FOLDER] [--cases CASE ...] [--json FILE]
+    chorale bench make-checkpoint 20b FOLDER
+    python -m benchmarks.engine.kv_tier FOLDER [--cases CASE ...] [--json FILE]
 
-For a size, a random checkpoint is created first (``--scratch``: in memory, by default). One engine runs all
-cases; its pool holds 20 conversations of the case ``many`` (20b: of 8,800 tokens). Method:
+One engine runs all cases; its pool holds 20 conversations of the case ``many`` (20b: of 8,800 tokens).
 
 return  ``LLM.generate`` of one prompt of ``--length`` tokens and one token: ``prefill`` seconds. Other
         prompts evict it. The same prompt again: ``back`` seconds. Medians of ``--runs`` conversations, after
@@ -33,9 +33,7 @@ import numpy as np
 from chorale import LLM, SamplingParams
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec
-from chorale.model.config_writer import SHAPES, make_config
 from chorale.runtime.sizing.memory import GIB
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 
 CASES = ("return", "many", "decode")
 IN_POOL = 20  # conversations of the case ``many`` that fit into the pool
@@ -223,15 +221,8 @@ def pool_blocks(given: argparse.Namespace, block: int) -> int:
 
 
 def open_engine(given: argparse.Namespace) -> LLM:
-    model = given.model
-    if model in SHAPES:
-        folder = Path(given.scratch) / f"kv-tier-{model}"
-        if not folder.exists():
-            device = {} if given.device == "cpu" else {"device": "cuda", "threads": 12}
-            write_random_checkpoint(folder, make_config(**SHAPES[model]), **device)
-        model = str(folder)
     block = given.block_size or (16 if given.device == "cpu" else 64)
-    options: dict[str, Any] = {
+    options = {
         "device": given.device,
         "block_size": block,
         "num_gpu_blocks_override": pool_blocks(given, block),
@@ -239,19 +230,14 @@ def open_engine(given: argparse.Namespace) -> LLM:
         "kv_offloading_size": given.host_gib,
         "seed": 1,
     }
-    if given.max_model_len:
-        options["max_model_len"] = given.max_model_len
-    if given.kv_cache_dtype:
-        options["kv_cache_dtype"] = given.kv_cache_dtype
-    return LLM(model, **options)
+    return LLM(given.model, **options | given.options)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("model", nargs="?", default="20b")
+    parser.add_argument("model")
     parser.add_argument("--cases", nargs="*", default=CASES, choices=CASES)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--scratch", default="/dev/shm")
     parser.add_argument("--host-gib", type=float, default=64.0)
     parser.add_argument("--length", type=int, default=65_000, help="tokens of the conversation that returns")
     parser.add_argument("--conversations", type=int, default=200)
@@ -262,8 +248,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--blocks", type=int, default=0)
     parser.add_argument("--block-size", type=int, default=0)
-    parser.add_argument("--max-model-len", type=int, default=0)
-    parser.add_argument("--kv-cache-dtype", default="")
+    parser.add_argument("--options", type=json.loads, default={}, help="more arguments of LLM, as JSON")
     parser.add_argument("--json", default="")
     return parser.parse_args()
 
