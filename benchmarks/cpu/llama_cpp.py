@@ -1,12 +1,12 @@
-"""Measures llama.cpp on a CPU as ``speed.py`` measures Chorale, or compares the accuracy of both.
+"""Measures llama.cpp on a CPU as ``benchmarks.offline`` measures Chorale, or compares the accuracy of both.
 
     python -m benchmarks.cpu.gguf FOLDER FILE.gguf
     python -m benchmarks.cpu.llama_cpp FILE.gguf [--num-threads 2]
     python -m benchmarks.cpu.llama_cpp --accuracy FOLDER FILE.gguf...
 
-It calls ``llama_cpp.Llama`` with the prompts of ``speed.py``. Tokens are chosen greedily, the cheapest
-way for llama.cpp. ``--accuracy`` gives one text of random tokens to Chorale and to llama.cpp, and compares
-the log-probabilities of its tokens with those of the reference in float32. Needs ``llama-cpp-python``.
+It calls ``llama_cpp.Llama`` for cases of one row. Tokens are chosen greedily, the cheapest way for llama.cpp.
+``--accuracy`` gives one text of random tokens to Chorale and to llama.cpp, and compares the log-probabilities
+of its tokens with those of the reference in float32. Needs ``llama-cpp-python``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import resource
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,20 +25,18 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cpu.figures import PROMPTS, random_prompt, report
+from benchmarks.offline import Case, line, measure
 
 try:
     from llama_cpp import Llama
 except ImportError:
     raise SystemExit("llama.cpp is measured through llama-cpp-python: pip install llama-cpp-python") from None
 
+CASES = [Case.read(text) for text in ("1:75:1", "1:512:1", "1:2000:1", "1:8:65")]
 CHORALE: dict[str, dict[str, Any]] = {
-    f"chorale {precision}{label}": {"ops": "cpu", "cpu_precision": precision} | pages
+    f"chorale {precision}, {pages} pages": {"ops": "cpu", "cpu_precision": precision, "kv_cache_dtype": pages}
     for precision in ("int8", "exact")
-    for label, pages in (
-        (", bfloat16 pages", {"kv_cache_dtype": "bfloat16"}),
-        (", float32 pages", {"kv_cache_dtype": "float32"}),
-    )
+    for pages in ("bfloat16", "float32")
 }
 
 
@@ -44,9 +44,7 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("files", type=Path, nargs="+", metavar="FILE.gguf")
     options.add_argument("--num-threads", type=int, default=os.cpu_count())
-    options.add_argument("--prompts", type=int, nargs="+", default=PROMPTS)
-    options.add_argument("--ubatch", type=int, default=512, help="prompt tokens computed at once")
-    options.add_argument("--no-flash-attention", action="store_true")
+    options.add_argument("--cases", type=Case.read, nargs="+", default=CASES)
     options.add_argument(
         "--accuracy", type=Path, metavar="FOLDER", help="checkpoint that the files were made from"
     )
@@ -55,26 +53,27 @@ def main() -> None:
     settings = {
         "n_threads": given.num_threads,
         "n_threads_batch": given.num_threads,
-        "n_batch": max(2048, given.ubatch),
-        "n_ubatch": given.ubatch,
-        "flash_attn": not given.no_flash_attention,
+        "n_batch": 2048,
+        "n_ubatch": 512,  # prompt tokens computed at once
+        "flash_attn": True,
         "swa_full": False,  # window layers keep only their window, as in llama-server
         "verbose": False,
     }
     if given.accuracy is not None:
-        compare(given.accuracy, given.files, random_prompt(given.tokens), settings)
+        compare(given.accuracy, given.files, Case(1, given.tokens, 1).prompts()[0], settings)
         return
     for file in given.files:
         began = time.perf_counter()
         llama = Llama(str(file), n_ctx=4096, **settings)
         print(f"start               {time.perf_counter() - began:8.2f} s, {file}")
-        report(partial(seconds, llama), given.prompts)
+        for case in given.cases:
+            print(line(asdict(case) | measure(partial(seconds, llama, case.prompts()[0]), case, runs=1)))
+        print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.1f} GB")
         llama.close()
 
 
-def seconds(llama: Llama, length: int, tokens: int) -> float:
-    """Returns the seconds of one request with a random prompt."""
-    prompt = random_prompt(length)
+def seconds(llama: Llama, prompt: list[int], tokens: int) -> float:
+    """Returns the seconds of one request."""
     llama.reset()  # otherwise a prefix shared with the last prompt would be reused
     began = time.perf_counter()
     made = sum(1 for _ in islice(llama.generate(prompt, temp=0.0), tokens))
