@@ -1,4 +1,4 @@
-"""Chorale on a Ray cluster, as an application of Ray Serve (docs/how-to/many-machines.md).
+"""Chorale on a Ray cluster, as an application of Ray Serve (docs/explanation/fleet.md).
 
 ``serve run chorale.serve.fleet:app model=demo``, or a ``serve.config`` YAML with ``import_path:
 chorale.serve.fleet:app``. Ray is imported when the application is built.
