@@ -97,13 +97,17 @@ class Block:
 
     @property
     def state(self) -> str:
-        """One of run, slow, checked (parsed, or compared with an output), excluded, text."""
-        if self.language in (*SHELLS, "python"):
-            return "excluded" if self.needs else "slow" if self.slow else "run"
-        if self.note("needs"):
-            return "excluded"
-        compared = any(self.note(name) for name in ("output", "answer", "events"))
-        return "checked" if compared or self.language in DATA else "excluded" if self.language else "text"
+        """One of run, slow, checked (loaded, or compared with an output), parsed, excluded, text."""
+        if self.language not in (*SHELLS, "python"):
+            compared = any(self.note(name) for name in ("output", "answer", "events"))
+            if compared or self.language in DATA:
+                return "checked"
+            return "text" if self.language in ("", "text") else "excluded"
+        if self.needs is None:
+            return "slow" if self.slow else "run"
+        # Command lines of Chorale are read by its own parsers, whatever they need to run.
+        ours = self.commands and all(command[0] == "chorale" for command in self.commands)
+        return "parsed" if ours else "excluded"
 
     @property
     def slow(self) -> bool:
@@ -193,8 +197,8 @@ def main() -> None:
         print(f"{count:5} {state}")
     print(f"{len(every):5} in all")
     for block in every:
-        if block.state == "excluded":
-            print(f"{block}: {block.language}: needs {block.needs}")
+        if block.state in ("parsed", "excluded"):
+            print(f"{block}: {block.state} {block.language}: needs {block.needs}")
 
 
 if __name__ == "__main__":

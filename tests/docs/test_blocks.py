@@ -206,6 +206,7 @@ def test_the_blocks_that_take_seconds_do_what_the_page_says(patient_reader: Read
 def test_a_block_that_is_not_run_is_well_formed(page: Path) -> None:
     for block in BY_PAGE[page]:
         assert "no table" not in (block.needs or ""), f"{block}: {block.needs}"
+        assert block.state != "excluded" or block.needs, f"{block}: say what it needs"
         if block.language in SHELLS:
             subprocess.run(["bash", "-n", "-c", block.text], check=True, timeout=PATIENCE)
         for command in block.commands:
