@@ -30,19 +30,19 @@ PLAIN = {
 }
 
 
-def fetch() -> bytes:
-    """Returns the package. Raises ``SystemExit`` if it does not have the pinned digest."""
+def fetch(name: str, version: str, integrity: str) -> bytes:
+    """Returns a package of npm. Raises ``SystemExit`` if it does not have this digest."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
-            ["npm", "pack", "--silent", f"swagger-ui-dist@{VERSION}"],
+            ["npm", "pack", "--silent", f"{name}@{version}"],
             cwd=folder,
             check=True,
             stdout=subprocess.DEVNULL,
         )
         data = next(Path(folder).glob("*.tgz")).read_bytes()
     found = "sha512-" + base64.b64encode(hashlib.sha512(data).digest()).decode()
-    if found != INTEGRITY:
-        raise SystemExit(f"swagger-ui-dist@{VERSION} is {found}, not {INTEGRITY}")
+    if found != integrity:
+        raise SystemExit(f"{name}@{version} is {found}, not {integrity}")
     return data
 
 
@@ -68,7 +68,7 @@ def made(package: bytes) -> dict[str, bytes]:
 
 def main() -> int:
     wrong = []
-    for name, content in made(fetch()).items():
+    for name, content in made(fetch("swagger-ui-dist", VERSION, INTEGRITY)).items():
         path = FOLDER / name
         if "--check" not in sys.argv[1:]:
             path.write_bytes(content)
