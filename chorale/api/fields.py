@@ -29,6 +29,7 @@ Include = Literal[
     "code_interpreter_call.outputs",
     "reasoning.encrypted_content",
     "message.output_text.logprobs",
+    "metrics",  # not OpenAI's: adds the engine's times, as --enable-per-request-metrics does
 ]
 
 

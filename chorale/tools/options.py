@@ -29,6 +29,8 @@ from chorale.tools.python.wasm import module as interpreter
 
 logger = logging.getLogger(__name__)
 SAMPLE_PAGES = Path(__file__).with_name("sample_pages")
+BUILT_IN_SAMPLE = "the built-in sample"
+COMPILING = "; compiling"
 # vLLM's and the reference server's names for the sandbox of the demo tools.
 _SEED_NAMES = {"uv": "dangerously_use_uv", "docker": "docker", "dangerously_use_uv": "dangerously_use_uv"}
 
@@ -52,7 +54,7 @@ def choose_backend(
         wanted = _first_service(config, environment)
     if wanted == "offline":
         pages = load_folder(config.offline_pages or SAMPLE_PAGES)
-        where = config.offline_pages or "the built-in sample"
+        where = config.offline_pages or BUILT_IN_SAMPLE
         found.available["browser"] = f"offline, {len(pages)} pages of {where}"
         return pages
     service = SERVICES[wanted]
@@ -119,7 +121,7 @@ async def choose_sandbox(
         except (SandboxMissing, OSError) as error:
             reasons.append(str(error))
         else:
-            found.available["python"] = sandbox.describe + ("; compiling" if later else "")
+            found.available["python"] = sandbox.describe + (COMPILING if later else "")
             first = prove(sandbox) if later else None
             return SessionPool(sandbox, max_sessions=config.python_sessions, first=first)
     found.missing["python"] = "; ".join(reasons)

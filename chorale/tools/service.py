@@ -38,7 +38,7 @@ from chorale.tools.mcp.servers import (
 from chorale.tools.mcp.toolset import McpToolset, allowed, safe_name
 from chorale.tools.mcp.wire import McpError
 from chorale.tools.net.fetch import Fetcher
-from chorale.tools.options import Found, choose_backend, choose_sandbox, fetchers
+from chorale.tools.options import COMPILING, Found, choose_backend, choose_sandbox, fetchers
 from chorale.tools.python.tool import PythonTool, SessionPool, new_container_id
 
 _CONTAINER = re.compile(r"cntr_[0-9a-f]{16,64}")
@@ -77,6 +77,9 @@ class BuiltinToolService:
 
     @property
     def available(self) -> Mapping[str, str]:
+        if self._pool is not None and not self._pool.is_compiling:  # the line was written at the start
+            line = self._found.available["python"]
+            self._found.available["python"] = line.removesuffix(COMPILING)
         return self._found.available
 
     @property

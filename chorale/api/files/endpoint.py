@@ -127,7 +127,6 @@ async def content(state: ServerState, service: BatchService, request: Request) -
     headers = {
         "content-length": str(file.num_bytes),
         "content-disposition": f"attachment; filename*=UTF-8''{urllib.parse.quote(file.filename, safe='')}",
-        "x-content-type-options": "nosniff",
     }
     return StreamingResponse(_with(first, pieces), headers=headers, media_type="application/octet-stream")
 

@@ -21,12 +21,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from chorale.api.http.owner import CALLER
 from chorale.errors import AuthenticationError
 
+PAGE_PATHS = ("/", "/page/settings", "/static/{version}/{file:path}")  # the chat page
 DOCS_PATHS = ("/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css")
 
 
 # Health probes, metrics and the API description (open in vLLM, too), and the HTML pages, which prompt for a
 # key. None of them reveals anything about requests.
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/metrics", "/openapi.json", *DOCS_PATHS})
+OPEN_PATHS = frozenset(
+    {*PAGE_PATHS, "/health", "/ready", "/ping", "/metrics", "/openapi.json", *DOCS_PATHS}
+)
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]] | ASGIApp
 

@@ -36,6 +36,8 @@ CLIENT_LEFT = 499  # only in the log and metrics: no response was sent
 SWITCHED = 101
 _UNMATCHED = "none"
 _HEADS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
+# A browser must not run an answer that contains a user's text as a script.
+_NOSNIFF = (b"x-content-type-options", b"nosniff")
 _METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"})
 
 
@@ -59,7 +61,7 @@ class _Exchange:
         if message["type"] in _HEADS:
             self.status = message.get("status", SWITCHED)
             elapsed = (time.perf_counter() - self.started) * 1000
-            headers = [*message.get("headers", ()), (b"openai-processing-ms", b"%d" % elapsed)]
+            headers = [*message.get("headers", ()), (b"openai-processing-ms", b"%d" % elapsed), _NOSNIFF]
             if self._echo_id:
                 headers.append((b"x-request-id", self.id.encode("latin-1")))
             if names := ignored.header(self.context):

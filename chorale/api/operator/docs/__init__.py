@@ -40,7 +40,6 @@ async def serve(name: str, request: Request) -> Response:
     headers = {
         "content-type": f"{_TYPES[name.rpartition('.')[2]]}; charset=utf-8",
         "content-security-policy": _POLICY,
-        "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache" if name == "index.html" else "max-age=3600",
         "vary": "accept-encoding",

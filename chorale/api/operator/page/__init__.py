@@ -1,25 +1,28 @@
-"""``/``: the chat page, a single file that makes no external requests.
+"""``/``: the chat page. Its files are in ``static``; nothing is loaded from another server.
 
-The content security policy allows only the page's own script and style, by hash, so model output can never
-run as code. The page builds DOM nodes from text only.
+The content security policy allows scripts, styles and fonts from this server only, and none within the page,
+so model output can never run as code. The address of a static file contains a hash of all of them, so a
+browser keeps it until the server is updated.
 """
 
 from __future__ import annotations
 
-import base64
+import gzip
 import hashlib
-import json
-import re
 from functools import cache, partial
 from importlib.resources import files
+from pathlib import PurePosixPath
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from chorale.api.http.auth import PAGE_PATHS
+from chorale.api.http.responses import json_response
 from chorale.api.state import ServerState
+from chorale.errors import NotFoundError
+from chorale.tools.options import BUILT_IN_SAMPLE, COMPILING
 
-_SLOT = 'id="settings">{}'
 EXAMPLES = ("What can you do?", "Write a haiku about the sea.", "Explain how a rainbow forms.")
 # Prompts that the demo model answers correctly without tools; tests/acceptance/e2e/test_demo.py checks each.
 DEMO_EXAMPLES = (
@@ -37,25 +40,32 @@ _ABOUT_DEMO = (
     "words letter by letter, sentiment, extraction, JSON and function calls. It knows no facts about the "
     "world, and it can be wrong."
 )
-_TOOL_EXAMPLES = {"code_interpreter": "What is 48213 * 9177?"}  # sent with only that tool enabled
-_TOOL_NAMES = {"web_search": "Web search", "code_interpreter": "Python"}
-_TOOL_WORDS = {
-    "web_search": "The model may search the web, open pages and cite them.",
-    "code_interpreter": "The model may run Python on the server.",
-}
+_PYTHON_EXAMPLE = "What is 48213 * 9177?"  # sent with only that tool enabled
+_COMPILING = "The Python interpreter is being compiled, once after its installation."
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; img-src data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_TYPES = {
+    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8", ".woff2": "font/woff2", ".svg": "image/svg+xml",
+}  # fmt: skip
 
 
 def routes(state: ServerState) -> list[Route]:
-    return [Route("/", partial(page, state))]
+    handlers = (page, partial(settings, state), serve)
+    return [Route(path, handler) for path, handler in zip(PAGE_PATHS, handlers, strict=True)]
 
 
-async def page(state: ServerState, request: Request) -> Response:
-    """Returns the page with this server's settings filled in."""
-    text, policy = _template()
-    body = text.replace(_SLOT, _SLOT[:-2] + _as_data(settings(state)), 1).encode()
+async def page(request: Request) -> Response:
+    """Returns the page. Its links are relative, so its address must end with a slash."""
+    last = request.scope["path"].rpartition("/")[2]
+    if last:
+        return Response(status_code=307, headers={"location": last + "/"})
+    body = load("index.html")[0].replace(b"static/", b"static/" + version().encode() + b"/")
     headers = {
-        "content-type": "text/html; charset=utf-8",
-        "content-security-policy": policy,
+        "content-type": _TYPES[".html"],
+        "content-security-policy": _POLICY,
         "cache-control": "no-store",
         "referrer-policy": "no-referrer",
         "x-frame-options": "DENY",
@@ -63,56 +73,91 @@ async def page(state: ServerState, request: Request) -> Response:
     return Response(body, headers=headers)
 
 
-def settings(state: ServerState) -> dict[str, object]:
-    """Returns the settings that the page needs before the user has entered a key."""
-    tools = _tools(state)
-    asked = [
-        {"text": _TOOL_EXAMPLES[kind], "tool": _TOOL_NAMES[kind]}
-        for kind, _ in tools
-        if kind in _TOOL_EXAMPLES
-    ]
-    is_demo = "demo" in state.model_names
-    return {
-        "about": _ABOUT_DEMO if is_demo else _ABOUT,
-        "examples": [
-            *({"text": text, "tool": None} for text in (DEMO_EXAMPLES if is_demo else EXAMPLES)),
-            *asked,
-        ],
-        "tools": [
-            {"name": _TOOL_NAMES[kind], "about": _TOOL_WORDS[kind], "tool": tool} for kind, tool in tools
-        ],
+async def serve(request: Request) -> Response:
+    """Returns a static file. One of another version may be needed by a page that is still open."""
+    name, asked = request.path_params["file"], request.path_params["version"]
+    if name not in _names():
+        raise NotFoundError("unknown path", code="unknown_url")
+    plain, packed = load(name)
+    headers = {
+        "content-type": _TYPES[PurePosixPath(name).suffix],
+        "cache-control": "public, max-age=31536000, immutable" if asked == version() else "no-cache",
+        "vary": "accept-encoding",
     }
+    if packed is not None and "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(packed, headers={**headers, "content-encoding": "gzip"})
+    return Response(plain, headers=headers)
 
 
-def _tools(state: ServerState) -> list[tuple[str, dict[str, object]]]:
-    available = {} if state.tools is None else state.tools.available
-    found: list[tuple[str, dict[str, object]]] = []
-    if "browser" in available:
-        found.append(("web_search", {"type": "web_search"}))
-    if "python" in available:
-        found.append(("code_interpreter", {"type": "code_interpreter", "container": {"type": "auto"}}))
+async def settings(state: ServerState, request: Request) -> Response:
+    """Returns what the page needs before the user has entered a key, and why a tool waits."""
+    tools, is_demo = _tools(state), "demo" in state.model_names
+    examples: list[dict[str, object]] = [
+        {"text": text, "tool": None} for text in (DEMO_EXAMPLES if is_demo else EXAMPLES)
+    ]
+    if any(tool["id"] == "code_interpreter" for tool in tools):
+        examples.append({"text": _PYTHON_EXAMPLE, "tool": "code_interpreter"})
+    body = {
+        "about": _ABOUT_DEMO if is_demo else _ABOUT,
+        "examples": examples,
+        "tools": tools,
+        "max_body_bytes": state.config.max_body_bytes,
+    }
+    return json_response(body, headers={"cache-control": "no-store"})
+
+
+def _tools(state: ServerState) -> list[dict[str, object]]:
+    """Returns the server's tools; ``tool`` is what a request declares, ``waiting`` why a call would wait."""
+    found: list[dict[str, object]] = []
+    for name, line in ({} if state.tools is None else state.tools.available).items():
+        if name == "browser":
+            is_sample = BUILT_IN_SAMPLE in line
+            found.append({
+                "id": "web_search", "tool": {"type": "web_search"},
+                "name": "Web search (offline sample)" if is_sample else "Web search",
+                "about": "The model may search a few built-in sample pages, not the web." if is_sample
+                else "The model may search the web, open pages and cite them.",
+            })  # fmt: skip
+        elif name == "python":
+            found.append({
+                "id": "code_interpreter", "tool": {"type": "code_interpreter", "container": {"type": "auto"}},
+                "name": "Python", "about": "The model may run Python on the server.",
+                "waiting": _COMPILING if COMPILING in line else None,
+            })  # fmt: skip
+        elif name != "mcp":
+            found.append({
+                "id": name, "tool": {"type": "mcp", "server_label": name, "require_approval": "never"},
+                "name": name, "about": "The model may use this MCP server's tools.",
+            })  # fmt: skip
     return found
 
 
-def _as_data(value: object) -> str:
-    """Encodes a value as JSON that cannot close the script element around it."""
-    return json.dumps(value).replace("<", "\\u003c")
+@cache
+def version() -> str:
+    """Returns a hash of all static files."""
+    digest = hashlib.sha256()
+    for name in sorted(_names()):
+        digest.update(name.encode() + b"\0" + load(name)[0])
+    return digest.hexdigest()[:16]
 
 
 @cache
-def _template() -> tuple[str, str]:
-    """Returns the page and its content policy."""
-    text = files(__package__).joinpath("index.html").read_text("utf-8")
-    style, script = (_hash(text, tag) for tag in ("style", "script"))
-    policy = (
-        f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return text, policy
+def _names() -> frozenset[str]:
+    """Returns the paths of the files that may be served."""
+    found, folders = set(), [""]
+    while folders:
+        folder = folders.pop()
+        for entry in files(__package__).joinpath("static", folder).iterdir():
+            name = folder + entry.name
+            if entry.is_dir():
+                folders.append(name + "/")
+            elif PurePosixPath(name).suffix in _TYPES:
+                found.add(name)
+    return frozenset(found)
 
 
-def _hash(text: str, tag: str) -> str:
-    inner = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-    assert len(inner) == 1, tag
-    digest = hashlib.sha256(inner[0].encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
+@cache
+def load(name: str) -> tuple[bytes, bytes | None]:
+    """Returns the bytes of a file, and those compressed with gzip unless its format is compressed."""
+    plain = files(__package__).joinpath("static", name).read_bytes()
+    return plain, None if name.endswith(".woff2") else gzip.compress(plain, mtime=0)
