@@ -26,7 +26,7 @@ export function sourceNode(source, title = "") {
   const node = document.createElement("code");
   node.className = "formula-source";
   node.textContent = source;
-  node.title = title;
+  if (title) node.title = title;
   return node;
 }
 

@@ -3,7 +3,7 @@
 import MarkdownIt from "./vendor/markdown-it.js";
 
 const DEEPEST = 40;  // levels of lists and quotes; the text below them is shown as it is
-const LONGEST_PARAGRAPH = 30_000;  // characters; a longer one is shown as plain text
+const LONGEST_PARAGRAPH = 20_000;  // characters; a longer one is shown as plain text
 const LONGEST_FORMULA = 4_000;
 const FORMULA_LINES = 200;
 const CLOSERS = { "\\(": "\\)", "\\[": "\\]", "$$": "$$" };
@@ -29,19 +29,26 @@ export function parse(text, { partial = false, references = {} } = {}) {
   return parser.parse(text, env);
 }
 
+// The language of a block of code, as its fence names it.
+export const languageOf = token => parser.utils.unescapeAll(token.info).trim().split(/\s/)[0];
+
 const blank = text => !/\S/.test(text);
 const wordCharacter = character => character !== undefined && /[\p{L}\p{N}]/u.test(character);
 
 // ------------------------------------------------------------------ formulas
 
-// The end of a formula that opens with one of CLOSERS, or -1. A formula holds no other opener, so an opener without
-// an end costs no scan of the whole text.
-function closerOf(opener, text, from) {
-  const within = text.slice(from, from + LONGEST_FORMULA);
-  const end = within.indexOf(CLOSERS[opener]);
-  if (end < 0 || blank(within.slice(0, end))) return -1;
-  if (opener !== "$$" && within.slice(0, end).includes(opener)) return -1;
-  return from + end;
+// The end of a formula that opens with one of CLOSERS, or -1. A formula holds no other opener. Each closer is searched
+// for once: a text of openers alone would otherwise be read to its end for each of them.
+function closerOf(opener, { src, env }, from) {
+  if (env.closers?.src !== src) env.closers = { src };
+  const known = env.closers;
+  if (!(known[opener] >= from)) {
+    const found = src.indexOf(CLOSERS[opener], from);
+    known[opener] = found < 0 ? Infinity : found;
+  }
+  const end = known[opener];
+  if (end - from > LONGEST_FORMULA || blank(src.slice(from, end))) return -1;
+  return opener !== "$$" && src.slice(from, end).includes(opener) ? -1 : end;
 }
 
 // Pandoc's rules, stricter by what keeps prices and shell variables as they are: the next $ is the end or there is
@@ -64,7 +71,7 @@ function inlineFormula(state, silent) {
   const opener = CLOSERS[src.slice(pos, pos + 2)] ? src.slice(pos, pos + 2) : src[pos];
   if (opener === "\\") return false;
   const from = pos + opener.length;
-  let end = opener === "$" ? dollarEnd(src, from) : closerOf(opener, src, from);
+  let end = opener === "$" ? dollarEnd(src, from) : closerOf(opener, state, from);
   const pending = end < 0 && !silent && opener !== "$" && env.partial && src === env.last && opensHere(state, opener);
   if (pending) end = posMax;
   if (end < 0 || end > posMax) return false;
@@ -130,7 +137,16 @@ function beforeInline(state) {
   for (const token of state.tokens)
     if (token.type === "inline" && token.content.length > LONGEST_PARAGRAPH) token.type = "plain";
   const last = state.tokens.findLast(token => token.type === "inline" || token.type === "fence");
+  if (state.env.partial && last?.type === "inline") last.content = closed(last.content);
   state.env.last = last?.type === "inline" ? last.content : null;
+}
+
+// Partial text with an end for the bold words or the code that it has begun: their marks would show until then.
+function closed(content) {
+  const text = content.replace(/\*+$/, ""), words = text.replace(/(?<!`)(`+)(?!`)[^]*?(?<!`)\1(?!`)/g, "");
+  const code = /(?<!`)`{1,2}(?!`)(?=[^`]*$)/.exec(words)?.[0];
+  if (code) return words.endsWith(code) ? text.slice(0, -code.length) : text.trimEnd() + code;
+  return words.split("**").length % 2 ? text : text.trimEnd() + "**";
 }
 
 function taskLists(state) {

@@ -3,12 +3,12 @@
 
 import { codeBlock, element } from "./code.js";
 import { formulaNode, sourceNode } from "./formula.js";
-import { parse } from "./markdown.js";
+import { languageOf, parse } from "./markdown.js";
 
 const MARK = "\u0001";  // encloses a citation's number in the text that is parsed
 const LONGEST = 500_000;  // characters; the rest is shown as plain text
 const DEEPEST = 60;  // elements around a word; deeper ones are left out, their words are not
-const FORMULA_BUDGET = 60_000;  // characters of LaTeX in one text; further formulas are shown as their source
+const MOST_ELEMENTS = 40_000;  // in one text, about; what follows is shown as plain words
 const TAGS = new Set(
   "p h1 h2 h3 h4 h5 h6 ul ol li blockquote hr table thead tbody tr th td strong em s br".split(" "));
 // A mark of the browser tool that no citation replaced leads nowhere.
@@ -17,8 +17,10 @@ const STRAY = /【\d+†[^】\n]*】/g, STRAY_AT_END = /【\d*(?:†[^】\n]*)?$
 // Returns the rendered text. A citation is {start_index, end_index, url, title}, as in the API's annotations.
 export function renderMarkdown(text, { citations = [] } = {}) {
   const source = marked(text, citations);
-  const fragment = new Builder(citations, source.notes).build(parse(source.text.slice(0, LONGEST)));
-  if (source.text.length > LONGEST) fragment.append(plain(source.restored(source.text.slice(LONGEST))));
+  const start = source.text.slice(0, LONGEST);
+  const { fragment, full } = new Builder(citations, source.restored).build(parse(start), start);
+  if (full !== null || source.text.length > LONGEST)
+    fragment.append(plain(source.restored(source.text.slice(full ?? LONGEST))));
   return fragment;
 }
 
@@ -35,7 +37,8 @@ export class MarkdownView {
     this.kept = "";  // the source of the blocks that are finished
     this.tail = [];  // the nodes of the rest
     this.references = {};
-    this.budget = { formulas: FORMULA_BUDGET };
+    this.budget = MOST_ELEMENTS;
+    this.full = false;  // what follows `kept` is shown as plain text
     this.next = 0;
   }
 
@@ -46,9 +49,13 @@ export class MarkdownView {
     if (!done && begun < this.next) return false;
     const source = marked(text, citations);
     const changed = !source.text.startsWith(this.kept);
-    // A link may be defined after the block that uses it.
-    if (changed || (done && this.kept && Object.keys(this.references).length)) this.reset();
+    if (changed) this.reset();
+    const parts = this.kept !== "";
     this.draw(source, citations, done);
+    if (done && parts && Object.keys(this.references).length) {  // a link may be defined after the block that uses it
+      this.reset();
+      this.draw(source, citations, done);
+    }
     const end = performance.now();
     this.next = end + 4 * (end - begun);
     return true;
@@ -56,35 +63,43 @@ export class MarkdownView {
 
   draw(source, citations, done) {
     const rest = source.text.slice(this.kept.length);
-    const limit = Math.max(0, LONGEST - this.kept.length);
-    const text = done ? rest.slice(0, limit) : withoutHalfLine(rest.slice(0, limit));
-    const tokens = parse(text, { partial: !done, references: this.references });
-    const { place, offset } = done ? { place: tokens.length, offset: text.length } : finished(tokens, text);
-    const builder = new Builder(citations, source.notes, { budget: this.budget, partial: !done });
-    builder.reuse(this.tail);
+    const text = done ? rest : withoutHalfLine(rest);
+    const builder = new Builder(citations, source.restored, { budget: this.budget, partial: !done, old: this.tail });
     for (const node of this.tail) node.remove();
-    this.node.append(builder.build(tokens.slice(0, place)));
-    const spent = { ...this.budget };
-    const tail = builder.build(tokens.slice(place));
-    this.budget.formulas = spent.formulas;  // the tail is drawn again
-    if (rest.length > limit) tail.append(plain(source.restored(rest.slice(limit))));
-    this.tail = [...tail.childNodes];
-    this.node.append(tail);
-    this.kept += text.slice(0, offset);
+    if (!this.full && source.text.length <= LONGEST) this.parsed(text, builder, done);
+    else this.shown(document.createDocumentFragment(), 0, plain(source.restored(text)));
+  }
+
+  parsed(text, builder, done) {
+    const tokens = parse(text, { partial: !done, references: this.references });
+    const { place, offset } = finished(tokens, text);
+    const { fragment, full, left, nodes } = builder.build(tokens, text, place);
+    this.full = full !== null;
+    this.kept += text.slice(0, full ?? offset);
+    this.budget = left;  // the tail is drawn again
+    if (this.full) fragment.append(plain(builder.restored(text.slice(full))));
+    this.shown(fragment, nodes);
+  }
+
+  shown(fragment, kept, ...more) {
+    fragment.append(...more);
+    this.tail = [...fragment.childNodes].slice(kept);
+    this.node.append(fragment);
   }
 }
 
 // Returns the place of the first token, and the offset of the text, that what follows can still change: the last
 // block that begins with a whole line.
 function finished(tokens, text) {
-  const starts = [0];
-  for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", at + 1)) starts.push(at + 1);
-  let found = { place: 0, offset: 0 };
-  tokens.forEach((token, place) => {
-    if (token.level === 0 && token.nesting >= 0 && token.map && token.map[0] < starts.length - 1)
-      found = { place, offset: starts[token.map[0]] };
-  });
-  return found;
+  const whole = text.split("\n").length - 1;
+  const place = tokens.findLastIndex(({ level, nesting, map }) => level === 0 && nesting >= 0 && map?.[0] < whole);
+  return place < 0 ? { place: 0, offset: 0 } : { place, offset: lineOffset(text, tokens[place].map[0]) };
+}
+
+function lineOffset(text, line) {
+  let offset = 0;
+  for (; line > 0; line--) offset = text.indexOf("\n", offset) + 1;
+  return offset;
 }
 
 // Partial text without a last line that would show as something else than what it becomes: a heading's underline
@@ -110,24 +125,23 @@ function marked(text, citations) {
     result += MARK + number + MARK;
   }
   const restored = part => part.replace(/\u0001(\d+)\u0001/g, (_, number) => notes.get(number) ?? "").replaceAll(MARK, "");
-  return { text: result + clean(text.slice(unit)), notes: { restored }, restored };
+  return { text: result + clean(text.slice(unit)), restored };
 }
 
 const plain = text => element("div", "plain", text);
 
+class Full extends Error {}
+
 class Builder {
-  constructor(citations, notes, { budget = { formulas: FORMULA_BUDGET }, partial = false } = {}) {
+  // `old` are the nodes of an earlier state, from which code and formulas are taken over.
+  constructor(citations, restored, { budget = MOST_ELEMENTS, partial = false, old = [] } = {}) {
     this.citations = citations;
-    this.restored = notes.restored;
+    this.restored = restored;
     this.budget = budget;
     this.partial = partial;
     this.figures = [];
     this.formulas = new Map();
-  }
-
-  // Takes over what need not be made again from the nodes of an earlier state.
-  reuse(nodes) {
-    for (const node of nodes) {
+    for (const node of old) {
       if (node.nodeType !== Node.ELEMENT_NODE) continue;
       for (const each of [node, ...node.querySelectorAll("figure.code, .formula")]) {
         if (each.matches("figure.code")) this.figures.push(each);
@@ -136,10 +150,24 @@ class Builder {
     }
   }
 
-  build(tokens) {
+  // Returns the nodes of the tokens; how many of them belong to the tokens before `place`, and the budget that was
+  // left there. `full` is the offset in the text of the first block that was too much, or null.
+  build(tokens, text, place = 0) {
     const fragment = document.createDocumentFragment();
-    this.fill(fragment, tokens, 0);
-    return fragment;
+    let left = this.budget, nodes = 0, begun = 0;
+    for (let at = 0; at < tokens.length; at = begun) {
+      for (begun = at + 1; begun < tokens.length && !(tokens[begun].level === 0 && tokens[begun].nesting >= 0);) begun++;
+      const block = document.createDocumentFragment();
+      try {
+        this.fill(block, tokens.slice(at, begun), 0);
+      } catch (error) {
+        if (!(error instanceof Full)) throw error;
+        return { fragment, full: lineOffset(text, tokens[at].map[0]), left, nodes: fragment.childNodes.length };
+      }
+      fragment.append(block);
+      if (begun <= place) [left, nodes] = [this.budget, fragment.childNodes.length];
+    }
+    return { fragment, full: null, left, nodes };
   }
 
   fill(parent, tokens, depth) {
@@ -156,9 +184,15 @@ class Builder {
     }
   }
 
+  spend(elements) {
+    this.budget -= elements;
+    if (this.budget < 0) throw new Full();
+  }
+
   // Appends the element of a token that has content, and returns the node that gets it.
   open(here, token) {
     if (token.hidden) return here;  // the paragraphs of a tight list
+    this.spend(1);
     if (token.type === "link_open") return here.appendChild(anchor(token.attrGet("href"), token.attrGet("title")));
     const heading = /^h([1-6])$/.exec(token.tag);
     if (heading) {  // the page has headings above the answer's
@@ -178,6 +212,7 @@ class Builder {
 
   leaf(here, token) {
     const { type, content } = token;
+    this.spend(type === "text" ? 0 : 1);
     if (type === "text" || type === "text_special") this.text(here, content);
     else if (type === "code_inline") this.text(here.appendChild(element("code")), content);
     else if (type === "fence" || type === "code_block") here.append(this.code(token));
@@ -200,16 +235,15 @@ class Builder {
   }
 
   code(token) {
-    const language = token.type === "fence" ? token.info.trim().split(/\s/)[0] : "";
-    return codeBlock(this.restored(token.content), this.restored(language), this.figures.shift());
+    this.spend(10 + token.content.length / 20);
+    return codeBlock(this.restored(token.content), this.restored(languageOf(token)), this.figures.shift());
   }
 
   formula(token) {
     const source = this.restored(token.meta.source);
     if (token.meta.pending) return sourceNode(source);
     const known = this.formulas.get(source);
-    this.budget.formulas -= token.content.length;
-    if (this.budget.formulas < 0) return sourceNode(source, "There are too many formulas.");
+    this.spend(20 + token.content.length);
     if (known) {
       this.formulas.delete(source);
       return known;
@@ -226,7 +260,7 @@ function anchor(address, title, className = "") {
   const node = element(open ? "a" : "span", open ? className : `${className} address`.trim());
   if (open) Object.assign(node, { href: address, rel: "noreferrer noopener", target: "_blank" });
   else node.dataset.address = address;
-  node.title = title ?? (open ? "" : address);
+  if (title || !open) node.title = title ?? address;
   return node;
 }
 
