@@ -14,7 +14,7 @@ from chorale_evals.report.page import write_report
 
 from chorale.cli.main import main
 from chorale.requests.usage import TokenUsage
-from tests.support.serve.chromium import PATH, Page
+from tests.support.browsers.chromium import PATH, Page
 
 HOSTILE = (
     "</script><script>window.taken=1</script><img src=x onerror='window.taken=2'><!-- {data} {script} "

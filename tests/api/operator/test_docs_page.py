@@ -18,7 +18,7 @@ from chorale.api.operator.docs import load
 from chorale.config.engine import hash_key
 from tests.support.raw_http import call
 from tests.support.scripted import FINAL, playing
-from tests.support.serve.chromium import PATH, Page
+from tests.support.browsers.chromium import PATH, Page
 from tests.support.server import Server, in_thread
 from tests.support.server import served as started
 

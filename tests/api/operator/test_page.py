@@ -15,7 +15,7 @@ from chorale.config.engine import ToolConfig, hash_key
 from chorale.harmony.vocab import load_vocabulary
 from chorale.testing.scripted_client import ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds, playing
-from tests.support.serve.chromium import PATH, Page
+from tests.support.browsers.chromium import PATH, Page
 from tests.support.server import in_thread, with_server
 
 browser = pytest.mark.skipif(PATH is None, reason="there is no Chromium on this machine")

@@ -48,13 +48,13 @@ _POLICY = (
 )
 _TYPES = {
     ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8", ".woff2": "font/woff2", ".svg": "image/svg+xml",
+    ".css": "text/css; charset=utf-8", ".woff2": "font/woff2",
 }  # fmt: skip
 
 
 def routes(state: ServerState) -> list[Route]:
-    handlers = (page, partial(settings, state), serve)
-    return [Route(path, handler) for path, handler in zip(PAGE_PATHS, handlers, strict=True)]
+    index, of_server, static = PAGE_PATHS
+    return [Route(index, page), Route(of_server, partial(settings, state)), Route(static, serve)]
 
 
 async def page(request: Request) -> Response:

@@ -2,7 +2,7 @@
 
 import { announce, copyText, icon, iconButton, make } from "./dom.js";
 import { itemsOf, statistics, textOf } from "./conversation.js";
-import { renderMarkdown } from "./render.js";
+import { MarkdownView } from "./render.js";
 import { TOOL_ICONS, toolBody, toolTitle } from "./tools.js";
 
 // `hooks`: edit(message, text, files), regenerate(answer), continue(answer), choose(message), isAtEnd(), toEnd().
@@ -58,20 +58,16 @@ export class Turn {
 
   // ---------------------------------------------------------------- answers
 
-  // Draws what has changed, at most once a frame, and less often if drawing takes long.
+  // Draws what has changed, at most once a frame.
   changed() {
-    if (this.scheduled) return;
-    const wait = 4 * (this.cost || 0);  // a long answer must not redraw all the time
-    this.scheduled = setTimeout(() => requestAnimationFrame(() => this.drawNow()), wait);
+    this.scheduled ??= requestAnimationFrame(() => this.drawNow());
   }
 
   drawNow() {
-    clearTimeout(this.scheduled);
+    if (this.scheduled) cancelAnimationFrame(this.scheduled);
     this.scheduled = null;
-    const begun = performance.now();
     const stuck = this.hooks.isAtEnd();
     for (const [place, item] of itemsOf(this.message).entries()) this.#drawItem(item, place);
-    this.cost = performance.now() - begun;
     if (stuck) this.hooks.toEnd();
   }
 
@@ -81,6 +77,7 @@ export class Turn {
     if (!part) {
       part = item.type === "message" ? { node: make("div", { class: "answer" }) } : this.#fold(item);
       part.type = item.type;
+      if (item.type === "message") part.view = new MarkdownView(part.node);
       this.parts.set(place, part);
       this.content.append(part.node);
     }
@@ -101,9 +98,10 @@ export class Turn {
   #drawText(part, item) {
     const text = (item.content || []).map(each => each.text || each.refusal || "").join("");
     const citations = (item.content || []).flatMap(each => each.annotations || []).filter(note => note.type === "url_citation");
-    if (part.text === text && part.count === citations.length) return;
-    Object.assign(part, { text, count: citations.length });
-    part.node.replaceChildren(renderMarkdown(text, { citations }));
+    const done = !this.#isRunning(item), key = [text.length, citations.length, done].join();
+    if (part.key === key) return;
+    if (part.view.update(text, { citations, done })) part.key = key;
+    else this.changed();  // it is too early to draw again
   }
 
   #drawThought(part, item) {

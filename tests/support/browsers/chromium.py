@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.support.browsers.tab import SIZE, Tab
+
 PATH = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))),
     None,
@@ -21,9 +23,12 @@ _OPTIONS = (
     *("--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe"),
 )
 
+# Windows' codes, which Chromium uses on every system.
+_KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
 
-class Page:
-    """One tab. ``console`` collects messages, errors and refusals of the content policy."""
+
+class Page(Tab):
+    name = "chromium"
 
     def __init__(self, folder: Path) -> None:
         assert PATH is not None
@@ -46,9 +51,7 @@ class Page:
         self.console: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=1100, height=800, deviceScaleFactor=1, mobile=False
-        )
+        self.resize(*SIZE)
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
@@ -90,40 +93,29 @@ class Page:
         self.call("Page.navigate", url=url)
 
     def value(self, expression: str) -> Any:
-        """Returns the awaited value of JavaScript. The page's content policy does not apply to DevTools."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def until(self, expression: str, seconds: float = 15.0) -> Any:
-        """Poll until the expression is true."""
-        deadline = time.monotonic() + seconds
-        while not (found := self.value(f"!!({expression})")):
-            assert time.monotonic() < deadline, (
-                expression,
-                self.value("document.body.innerText"),
-                self.console,
-            )
-            time.sleep(0.03)
-        return found
-
-    def send(self, text: str) -> None:
-        """Write a message and press Enter."""
-        self.value("document.getElementById('text').focus()")
+    def type(self, text: str) -> None:
         self.call("Input.insertText", text=text)
-        for kind in ("rawKeyDown", "char", "keyUp"):
-            key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13}
+
+    def press(self, key: str) -> None:
+        named = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key]}
+        for kind in ("rawKeyDown", *(("char",) if key == "Enter" else ()), "keyUp"):
             self.call(
-                "Input.dispatchKeyEvent", type=kind, **key, **({"text": "\r"} if kind == "char" else {})
+                "Input.dispatchKeyEvent", type=kind, **named, **({"text": "\r"} if kind == "char" else {})
             )
 
-    def click(self, selector: str) -> None:
-        self.value(f"document.querySelector({json.dumps(selector)}).click()")
+    def resize(self, width: int, height: int) -> None:
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
+        )  # fmt: skip
 
-    def text(self, selector: str) -> list[str]:
-        return list(
-            self.value(f"[...document.querySelectorAll({json.dumps(selector)})].map(n => n.innerText)")
-        )
+    def darken(self, dark: bool) -> None:
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))

@@ -1,0 +1,111 @@
+"""Headless Firefox over WebDriver BiDi, which it speaks itself on a port of its own choice."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from websockets.sync.client import connect
+
+from tests.support.browsers.tab import SIZE, Tab
+
+PATH = next((found for name in ("firefox-esr", "firefox") if (found := shutil.which(name))), None)
+_KEYS = {
+    "Enter": "\ue007", "Escape": "\ue00c", "Tab": "\ue004", "End": "\ue010", "Home": "\ue011",
+    "ArrowLeft": "\ue012", "ArrowRight": "\ue014",
+}  # fmt: skip
+_PREFERENCES = {
+    "remote.prefs.recommended": True,  # those of automated tests: no updates, no reports, no first page
+    "network.captive-portal-service.enabled": False,
+    "network.connectivity-service.enabled": False,
+    "services.settings.server": "data:,",
+    "layout.css.prefers-color-scheme.content-override": 1,
+    "browser.tabs.remote.autostart": True,
+}
+_START_SECONDS = 60.0
+
+
+class Firefox(Tab):
+    name = "firefox"
+
+    def __init__(self, folder: Path) -> None:
+        assert PATH is not None
+        lines = (f"user_pref({json.dumps(k)}, {json.dumps(v)});" for k, v in _PREFERENCES.items())
+        (folder / "user.js").write_text("\n".join(lines))
+        log = folder / "log"
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [PATH, "--headless", "--no-remote", "--profile", str(folder), "--remote-debugging-port=0"],
+                stdout=output, stderr=output,
+            )  # fmt: skip
+        self.console: list[str] = []
+        self._number = 0
+        self._socket = connect(f"{self._address(log)}/session", max_size=None)
+        self.call("session.new", capabilities={})
+        self._context = self.call("browsingContext.getTree")["contexts"][0]["context"]
+        self.call("session.subscribe", events=["log.entryAdded"])
+        self.resize(*SIZE)
+
+    def _address(self, log: Path) -> str:
+        deadline = time.monotonic() + _START_SECONDS
+        while not (found := re.search(r"WebDriver BiDi listening on (ws://\S+)", log.read_text("utf-8"))):
+            assert time.monotonic() < deadline, log.read_text("utf-8")
+            assert self._process.poll() is None, log.read_text("utf-8")
+            time.sleep(0.05)
+        return found[1]
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
+        while True:
+            found = json.loads(self._socket.recv(timeout=60))
+            if found.get("id") == self._number:
+                assert found["type"] == "success", found
+                return dict(found["result"])
+            if found.get("method") == "log.entryAdded" and found["params"]["source"].get("realm"):
+                self.console.append(str(found["params"]["text"]))
+
+    def open(self, url: str) -> None:
+        self.call("browsingContext.navigate", context=self._context, url=url, wait="none")
+
+    def value(self, expression: str) -> Any:
+        wrapped = f"(async () => JSON.stringify(await (async () => ({expression}))()))()"
+        found = self.call(
+            "script.evaluate", expression=wrapped, target={"context": self._context}, awaitPromise=True
+        )
+        assert found["type"] == "success", found
+        text = found["result"].get("value")
+        return None if text is None else json.loads(text)
+
+    def _keys(self, *keys: str) -> None:
+        steps = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        actions = [{"type": "key", "id": "keyboard", "actions": steps}]
+        self.call("input.performActions", context=self._context, actions=actions)
+
+    def type(self, text: str) -> None:
+        self._keys(*text)
+
+    def press(self, key: str) -> None:
+        self._keys(_KEYS[key])
+
+    def resize(self, width: int, height: int) -> None:
+        size = {"width": width, "height": height}
+        self.call("browsingContext.setViewport", context=self._context, viewport=size)
+
+    def darken(self, dark: bool) -> None:
+        raise NotImplementedError("Firefox 140 has no command for this")
+
+    def screenshot(self, path: Path) -> None:
+        taken = self.call("browsingContext.captureScreenshot", context=self._context)
+        path.write_bytes(base64.b64decode(taken["data"]))
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.terminate()
+        self._process.wait(20)
