@@ -27,9 +27,7 @@ DOCS_PATHS = ("/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/sw
 
 # Health probes, metrics and the API description (open in vLLM, too), and the HTML pages, which prompt for a
 # key. None of them reveals anything about requests.
-OPEN_PATHS = frozenset(
-    {*PAGE_PATHS, "/health", "/ready", "/ping", "/metrics", "/openapi.json", *DOCS_PATHS}
-)
+OPEN_PATHS = frozenset({*PAGE_PATHS, "/health", "/ready", "/ping", "/metrics", "/openapi.json", *DOCS_PATHS})
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]] | ASGIApp
 

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.owner import cache_salt
+from chorale.api.limits import SIZES
 from chorale.api.responses.items.approvals import approved_calls
 from chorale.api.responses.items.built_in import BUILT_IN_CALLS
 from chorale.api.responses.items.client_calls import TOOL_LISTS
 from chorale.api.responses.items.compaction import plan, since_compaction
 from chorale.api.responses.items.input import parse_items
 from chorale.api.responses.items.references import HEAVY_ITEMS, resolve_items
+from chorale.api.responses.items.text import item_text
 from chorale.api.responses.items.to_harmony import (
     Group,
     Stripped,
@@ -26,15 +28,16 @@ from chorale.api.responses.prepared import Prepared, Prompt
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.responses.tools import ToolSet, is_built_in, read_tools
 from chorale.api.state import ServerState
-from chorale.errors import invalid
+from chorale.errors import invalid, unsupported
 from chorale.harmony.messages import ReasoningEffort
 from chorale.harmony.render import DropAnalysis
+from chorale.harmony.vocab import Vocabulary
 from chorale.ids import new_id
 from chorale.requests.built_in_tools import read_built_in
 from chorale.requests.effort import reasoning_effort
 from chorale.requests.formats import read_answer
-from chorale.requests.prompt import prompt_head
-from chorale.store.protocol import StoredItem
+from chorale.requests.prompt import open_message, prompt_head
+from chorale.store.protocol import Item, StoredItem
 from chorale.tools.contract import BuiltInRequest, ToolBox
 from chorale.turns.built_in.availability import check_available
 from chorale.turns.built_in.open import close_tools, open_tools
@@ -72,6 +75,7 @@ async def prepare(
             tools=prompt.built_in,
             approved=prompt.approved,
             compaction=prompt.compaction,
+            prefill_token_ids=prompt.prefill,
         )
         return Prepared(prompt, await check_grammar(state.grammars, turn))
     except BaseException:
@@ -108,30 +112,58 @@ async def build_prompt(
 
     tools, rules = await beside(read, heavy=heavy)
     _check_call_limit(request, rules)
+    _check_continued(request, rules, own)
     asked = check_available(state.tools, asked, rules)
     rules, built_in = await _open_tools(state, request, owner, asked, rules, items)
     box = built_in[0].box if built_in else None
     try:
         approved = tuple(approved_calls(own, items, box, state.vocab))
 
-        def encode() -> tuple[ReasoningEffort, list[int], Compaction | None]:
-            stripped = take_efforts(request.instructions, items)
+        def encode() -> tuple[ReasoningEffort, list[int], Compaction | None, tuple[int, ...]]:
+            closed = items[:-1] if request.continue_final_message else items
+            stripped = take_efforts(request.instructions, closed)
             default = stripped.effort or state.config.default_reasoning_effort
             effort = reasoning_effort(request.effort, "reasoning.effort", default)
-            return effort, *assemble(state, request, effort, tools, rules, box, stripped)
+            ids, compaction = assemble(state, request, effort, tools, rules, box, stripped)
+            prefill = _continue(items[-1].item, ids, state.vocab) if request.continue_final_message else ()
+            return effort, ids, compaction, prefill
 
-        effort, token_ids, compaction = await beside(
+        effort, token_ids, compaction, prefill = await beside(
             encode, heavy=heavy or is_heavy([stored.item for stored in history])
         )
     except BaseException:
         await close_tools(built_in)
         raise
-    return Prompt(token_ids, tools, rules, tuple(own), effort, tuple(history), built_in, approved, compaction)
+    return Prompt(
+        token_ids, tools, rules, tuple(own), effort, tuple(history), built_in, approved, compaction, prefill
+    )
 
 
 def _check_call_limit(request: ResponsesRequest, rules: TurnRules) -> None:
     if request.max_tool_calls == 0 and rules.choice.mode == "required" and not rules.callable_names:
         raise invalid("max_tool_calls", "must not be 0 if tool_choice requires a call")
+
+
+def _check_continued(request: ResponsesRequest, rules: TurnRules, own: Sequence[StoredItem]) -> None:
+    """Raises ``RequestError`` unless the last item is open text, or if nothing is to be continued."""
+    if not request.continue_final_message:
+        return
+    last = own[-1].item if own else {}
+    if last.get("type") != "reasoning" and last.get("role") != "assistant":
+        raise invalid("continue_final_message", "the last item must be an assistant message or reasoning")
+    if rules.binds:
+        what = "structured output, tool_choice or a reasoning budget"
+        raise unsupported("continue_final_message", f"cannot be used together with {what}")
+
+
+def _continue(item: Item, prompt: list[int], vocab: Vocabulary) -> tuple[int, ...]:
+    """Appends an open message to ``prompt``, in place. Returns its header."""
+    channel = "analysis" if item["type"] == "reasoning" else "final"
+    if item.get("phase") == "commentary":
+        channel = "commentary"
+    header, opened = open_message(channel, item_text(item), vocab, SIZES["prompt_tokens"].max)
+    prompt += opened
+    return header
 
 
 def built_in_tools(request: ResponsesRequest) -> BuiltInRequest:

@@ -25,6 +25,7 @@ class Prompt:
     built_in: tuple[TurnTools, ...] = ()  # closed by the turn
     approved: tuple[ApprovedCall, ...] = ()
     compaction: Compaction | None = None
+    prefill: tuple[int, ...] = ()  # header of the open message that ends the prompt
 
     async def close(self) -> None:
         """Closes the tools of a prompt that is not submitted."""

@@ -153,6 +153,7 @@ class ResponsesRequest(StructuredFields):
     thinking_token_budget: Annotated[int, limits.number("thinking_token_budget")] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateOptions = TemplateOptions()
+    continue_final_message: bool = False  # the last item, which a stopped response left open
 
     @property
     def effort(self) -> str | None:
@@ -196,6 +197,11 @@ def _check(request: ResponsesRequest, needs_input: bool) -> None:
         raise RequestError("'background' requires 'store'", param="background")
     if request.background_options is not None and not request.background:
         raise RequestError("'background_options' requires 'background'", param="background_options")
+    if request.continue_final_message and request.context_management:
+        raise unsupported(
+            "'continue_final_message': cannot be used together with context_management",
+            "continue_final_message",
+        )
     if request.n not in (None, 1):
         raise unsupported("'n': must be 1", "n")
     if request.reasoning.mode not in (None, "standard"):

@@ -136,12 +136,12 @@ export function statistics(answer) {
   if (usage && !answer.base) words.push(usage.output_tokens + (usage.output_tokens === 1 ? " token" : " tokens"));
   if (!metrics || answer.base) return words;
   const usedTools = answer.items.some(item => !["message", "reasoning"].includes(item.type));
-  if (metrics.mean_itl_ms && metrics.generation_time_ms >= 500 && !usedTools) {
+  if (metrics.mean_itl_ms > 0 && metrics.generation_time_ms >= 500 && !usedTools) {
     const speed = 1000 / metrics.mean_itl_ms;
     words.push((speed < 10 ? speed.toFixed(1) : speed.toFixed(0)) + " tokens/s");
   }
   const first = metrics.queue_time_ms + metrics.time_to_first_token_ms;
-  if (Number.isFinite(first)) words.push("first token after " + (first < 1000 ? Math.round(first) + " ms" : (first / 1000).toFixed(1) + " s"));
+  if (first >= 0) words.push("first token after " + (first < 1000 ? Math.round(first) + " ms" : (first / 1000).toFixed(1) + " s"));
   return words;
 }
 

@@ -20,7 +20,7 @@ const PATHS = {  // on a grid of 24, drawn with round strokes
   plus: "M12 5v14M5 12h14",
   close: "M6 6l12 12M18 6L6 18",
   sidebar: "M4 5h16v14H4zM9.5 5v14",
-  sliders: "M4 7h9M17 7h3M4 17h3M11 17h9M13 4.5v5M7 14.5v5",
+  sliders: "M4 8h9M17 8h3M15 6a2 2 0 1 0 0 4a2 2 0 1 0 0-4M4 16h3M11 16h9M9 14a2 2 0 1 0 0 4a2 2 0 1 0 0-4",
   down: "M12 5v14M6 13l6 6 6-6",
   up: "M12 19V5M6 11l6-6 6 6",
   clip: "M20 11.5l-8.2 8.2a5 5 0 0 1-7.1-7.1l8.5-8.5a3.4 3.4 0 0 1 4.8 4.8l-8.5 8.5a1.7 1.7 0 0 1-2.4-2.4l7.8-7.8",

@@ -112,7 +112,7 @@ export class Turn {
     part.running = running;
     const seconds = (this.message.thinking || {})[item.id];
     part.title.textContent = running ? "Thinking…" : item.status !== "completed" ? "Thought (cut off)"
-      : seconds === undefined ? "Thought" : "Thought for " + seconds.toFixed(1) + " s";
+      : !(seconds >= 0.1) ? "Thought" : "Thought for " + seconds.toFixed(1) + " s";
     part.node.classList.toggle("running", running);
   }
 
