@@ -276,7 +276,7 @@ const words = tokens =>
 
 function checkbox(checked) {
   const node = element("input");
-  Object.assign(node, { type: "checkbox", checked, disabled: true });
+  Object.assign(node, { type: "checkbox", defaultChecked: checked, disabled: true });
   node.setAttribute("aria-label", checked ? "done" : "to do");
   return node;
 }
