@@ -18,7 +18,7 @@ export async function start(given, isKept) {
   $("close-sidebar").addEventListener("click", () => show(false));
   $("shade").addEventListener("click", () => show(false));
   document.addEventListener("keydown", event => { if (event.key === "Escape" && isNarrow() && isShown()) show(false); });
-  narrow.addEventListener("change", () => show(!isNarrow()));
+  narrow.addEventListener("change", () => show(!isNarrow(), false));
   store.onChange(redraw);
   show(!isNarrow(), false);
   await redraw();
