@@ -16,9 +16,9 @@ from chorale.api.http.auth import DOCS_PATHS
 from chorale.api.openapi import describe, operations
 from chorale.api.operator.docs import load
 from chorale.config.engine import hash_key
+from tests.support.browsers.chromium import PATH, Page
 from tests.support.raw_http import call
 from tests.support.scripted import FINAL, playing
-from tests.support.browsers.chromium import PATH, Page
 from tests.support.server import Server, in_thread
 from tests.support.server import served as started
 

@@ -59,6 +59,9 @@ class Tab(ABC):
         self.type(text)
         self.press("Enter")
 
+    def run(self, statements: str) -> None:
+        self.value(f"(() => {{ {statements} }})()")
+
     def click(self, selector: str) -> None:
         self.value(f"document.querySelector({json.dumps(selector)}).click()")
 

@@ -72,7 +72,7 @@ function showState() {
   const phase = PHASES[state.phase] || "";
   const words = {
     ready: asksKey ? "API key required" : model || "Connecting", connecting: "Connecting", loading: "Loading the model",
-    away: "Server away", failed: "The engine failed", draining: "Shutting down",
+    away: "Server away", failed: "The engine failed", dead: "Restarting", draining: "Shutting down",
   }[state.state] || state.state;
   $("model").textContent = words;
   $("dot").className = state.state;
@@ -80,6 +80,7 @@ function showState() {
     loading: `The model is loading${phase ? ": " + phase : ""}${percent}`,
     away: "The server does not answer. The page tries again every second.",
     failed: "The engine failed" + (state.message ? ": " + state.message : "."),
+    dead: "The engine is restarting.",
     draining: "The server is shutting down.",
   }[state.state] || "";
   if ($("banner").dataset.text !== banner) drawBanner(banner);

@@ -1,0 +1,29 @@
+"""The page's tests run in each browser that the machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.browsers import chromium, firefox
+from tests.support.browsers.tab import SIZE, Tab
+
+_BROWSERS = {"chromium": (chromium.PATH, chromium.Page), "firefox": (firefox.PATH, firefox.Firefox)}
+
+
+@pytest.fixture(scope="session", params=sorted(_BROWSERS))
+def browser(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    path, kind = _BROWSERS[request.param]
+    if path is None:
+        pytest.skip(f"there is no {request.param} on this machine")
+    found = kind(tmp_path_factory.mktemp(request.param))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def tab(browser: Tab) -> Iterator[Tab]:
+    """The browser's tab, at the usual size."""
+    yield browser
+    browser.resize(*SIZE)
