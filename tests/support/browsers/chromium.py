@@ -85,7 +85,7 @@ class Page(Tab):
                 str([each.get("value", each.get("description")) for each in parameters["args"]])
             )
         elif method == "Runtime.exceptionThrown":
-            self.console.append(str(parameters["exceptionDetails"]))
+            self.console.append(str(parameters["exceptionDetails"].get("exception", {}).get("description")))
         elif method == "Log.entryAdded":
             self.console.append(parameters["entry"]["text"])
 

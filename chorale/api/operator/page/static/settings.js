@@ -63,7 +63,7 @@ const row = tool => make("label", { class: "check" }, toggle(tool), make("span",
 
 function readNumber(input, name) {
   const valid = input.checkValidity();
-  input.toggleAttribute("aria-invalid", !valid);
+  input.setAttribute("aria-invalid", String(!valid));
   if (valid) settings[name] = input.value === "" ? null : Number(input.value);
   const wrong = NUMBERS.map(each => $("set-" + each)).find(each => !each.checkValidity());
   $("settings-note").textContent = wrong ? wrong.validationMessage

@@ -42,8 +42,10 @@ export function show(shown, moves = true) {
 
 export function select(id) {
   current = id;
-  for (const node of $("list").querySelectorAll("[data-id]"))
-    node.querySelector(".open").toggleAttribute("aria-current", node.dataset.id === id);
+  for (const node of $("list").querySelectorAll(".open")) {
+    if (node.parentNode.dataset.id === id) node.setAttribute("aria-current", "true");
+    else node.removeAttribute("aria-current");
+  }
 }
 
 export function redraw() {
@@ -78,7 +80,7 @@ function age(time) {
 
 function entry(conversation) {
   const { id, title } = conversation;
-  const open = make("button", { type: "button", class: "open", "aria-current": id === current, title, onclick: () => {
+  const open = make("button", { type: "button", class: "open", "aria-current": id === current && "true", title, onclick: () => {
     hooks.open(id);
     if (isNarrow()) show(false);
   } }, make("span", {}, title));

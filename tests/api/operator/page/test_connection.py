@@ -1,0 +1,169 @@
+"""The chat page while the server loads, restarts, is away, asks for a key, or is behind a proxy."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from chorale.client.base import EngineStatus
+from chorale.config.engine import hash_key
+from chorale.testing.scripted_client import Script
+from tests.support.browsers.chat_page import (
+    READY,
+    answered,
+    ask,
+    fill,
+    leave,
+    module,
+    opened,
+    prompts,
+    reloaded,
+    shown,
+)  # fmt: skip
+from tests.support.browsers.tab import Tab
+from tests.support.scripted import FINAL, ids, in_rounds, playing
+from tests.support.server import Server, in_thread
+
+SLOW = FINAL + " ".join(f"w{n}" for n in range(60)) + "<|return|>"
+WHOLE = " ".join(f"w{n}" for n in range(60))
+BEGUN = "document.querySelector('.answer')?.innerText.includes('w3')"
+
+
+def url(server: Server) -> str:
+    return f"http://127.0.0.1:{server.port}/"
+
+
+@pytest.fixture
+def port() -> int:
+    """A port on which a server can start again."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        number: int = taken.getsockname()[1]
+        return number
+
+
+def test_the_page_waits_for_the_model(tab: Tab) -> None:
+    client = playing(FINAL + "yes<|return|>")
+    client.status_value = EngineStatus("loading", "load", 0.43)
+    with in_thread(client) as server:
+        leave(tab)
+        tab.open(url(server))
+        tab.until("document.querySelector('#dot.loading') && document.querySelector('#examples button')")
+        assert "43 %" in tab.text("#banner")[0]
+        assert tab.value("document.querySelector('#banner progress').value") == 0.43
+        assert tab.value("document.querySelector('#examples button').disabled") is True
+        tab.send("hello")  # too early: the text stays
+        assert tab.value("document.getElementById('text').value") == "hello"
+        client.status_value = EngineStatus("loading", "warm_up")
+        tab.until("!document.getElementById('banner').innerText.includes('43')")
+        client.status_value = EngineStatus("ready")
+        tab.until(f"{READY} && document.getElementById('banner').hidden")
+        tab.click("#send")
+        answered(tab)
+        assert shown(tab) == ["hello", "yes"]
+        assert tab.console == [] or all("503" in line for line in tab.console)
+
+
+def test_the_page_survives_a_restart(tab: Tab, port: int) -> None:
+    client = in_rounds(FINAL + "answer 1<|return|>", FINAL + "answer 2<|return|>")
+    with in_thread(client, port=port) as server:
+        ask(opened(tab, url(server)), "one")
+    tab.until("document.querySelector('#dot.away') && !document.getElementById('banner').hidden")
+    assert shown(tab) == ["one", "answer 1"]
+    with in_thread(client, port=port):  # a new store: the history comes from the page
+        tab.until("document.querySelector('#dot.ready') && document.getElementById('banner').hidden")
+        ask(tab, "two", answers=2)
+        assert shown(tab)[-1] == "answer 2"
+    assert "answer 1" in prompts(client)[-1]
+
+
+def test_a_response_in_progress_is_resumed_after_a_reload(tab: Tab) -> None:
+    client = playing(SLOW, delay=0.05)
+    with in_thread(client) as server:
+        opened(tab, url(server)).send("Count")
+        tab.until(BEGUN)
+        reloaded(tab)
+        answered(tab)
+        assert shown(tab) == ["Count", WHOLE]
+        assert tab.count(".state-line p") == 0
+    assert len(client.requests) == 1
+
+
+def test_a_response_is_resumed_when_its_conversation_is_opened_again(tab: Tab) -> None:
+    with in_thread(playing(SLOW, delay=0.03)) as server:
+        opened(tab, url(server)).send("Count")
+        tab.until(BEGUN)
+        tab.click("#new")
+        assert shown(tab) == []
+        assert tab.value("document.getElementById('stop').hidden") is True
+        tab.click("#list .open")
+        tab.until(BEGUN)
+        answered(tab)
+        assert shown(tab) == ["Count", WHOLE]
+
+
+def test_what_arrived_stays_if_the_server_has_lost_the_response(tab: Tab, port: int) -> None:
+    client = playing(SLOW, delay=0.1)
+    with in_thread(client, port=port) as server:
+        opened(tab, url(server)).send("Count")
+        tab.until(BEGUN)
+        tab.value(f"{module('store.js')}.then(store => store.open())")
+    with in_thread(client, port=port):
+        tab.until("document.querySelector('.turn .error')")
+        answered(tab)
+        question, beginning = shown(tab)
+        assert question == "Count"
+        assert WHOLE.startswith(beginning)
+        assert "w3" in beginning
+        client.source = lambda request, index: Script(ids(" the end<|return|>"))
+        tab.until("document.querySelector('#dot.ready')")
+        tab.click(".continue")
+        tab.until("document.querySelector('.answer').innerText.includes('the end')")
+        answered(tab)
+        assert shown(tab)[1] == beginning + " the end"
+
+
+def test_a_server_that_cannot_store_answers_without_resuming(tab: Tab) -> None:
+    client = playing(SLOW, delay=0.03)
+    with in_thread(client, response_store="/") as server:  # a path that SQLite cannot open
+        opened(tab, url(server)).send("Count")
+        answered(tab)
+        assert shown(tab) == ["Count", WHOLE]
+        tab.click("[aria-label='Regenerate the answer']")
+        tab.until(BEGUN)
+        tab.until(f"{module('store.js')}.then(store => store.allMessages()).then(all => all.some("
+                  "each => each.status === 'running' && each.items.length))")  # fmt: skip
+        reloaded(tab)
+        tab.until("document.querySelector('.turn .error')")
+        assert "w1" in shown(tab)[1]
+
+
+# --------------------------------------------------------------------------- keys and paths
+
+
+def test_the_page_asks_for_a_key_and_keeps_it_in_the_tab(tab: Tab) -> None:
+    with in_thread(playing(FINAL + "open<|return|>"), keys=(hash_key("sesame"),)) as server:
+        leave(tab)
+        tab.open(url(server))
+        tab.until("document.querySelector('#key').open")
+        assert tab.value("document.querySelector('#key-error').hidden") is True
+        fill(tab, "#key-input", "simsim")
+        tab.click("#key button")
+        tab.until("document.querySelector('#key').open && !document.querySelector('#key-error').hidden")
+        fill(tab, "#key-input", "sesame")
+        tab.click("#key button")
+        tab.until(READY)
+        ask(tab, "hello")
+        assert shown(tab) == ["hello", "open"]
+        assert tab.value("Object.values(localStorage).some(value => value.includes('sesame'))") is False
+        reloaded(tab)
+        tab.until(READY.replace("#examples button:not(:disabled)", ".turn"))
+        assert tab.value("document.querySelector('#key').open") is False
+
+
+@pytest.mark.parametrize("path", ["llm/", "llm"])
+def test_the_page_works_below_a_path(tab: Tab, path: str) -> None:
+    with in_thread(playing(FINAL + "yes<|return|>"), root_path="/llm") as server:
+        ask(opened(tab, url(server) + path), "hello")
+        assert shown(tab) == ["hello", "yes"]
