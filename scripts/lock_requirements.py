@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = ("postgres", "python-tool", "s3", "otel")
+EXTRAS = ("postgres", "python-tool", "s3", "pdf", "otel")
 CUDA = re.compile(r"(torch|triton|nvidia-[\w-]+|cuda-[\w-]+)==")
 HEAD = "# python scripts/lock_requirements.py: pyproject.toml for the image (Linux, x86-64, Python 3.12)\n"
 

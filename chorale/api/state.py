@@ -13,6 +13,7 @@ from chorale.errors import ModelNotFoundError
 from chorale.grammar.checker import GrammarChecker
 from chorale.jobs.background import Background
 from chorale.jobs.leases import Leases
+from chorale.tools.pdf.reader import PdfReader
 from chorale.tracing.context import recording
 from chorale.turns.built_in.open import ToolHost
 
@@ -44,6 +45,7 @@ class ServerState:
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     grammars: GrammarChecker = field(init=False)
     background: Background = field(default_factory=Background)  # background responses of this process
+    pdfs: PdfReader = field(default_factory=PdfReader)
     tools: ToolService | None = None  # the built-in tools, or None if the server has none
     tracer: Tracer | None = None  # None: no traces
 

@@ -1,17 +1,21 @@
-"""Text files within a request. Other kinds of files are refused."""
+"""Files within a request: text is read here, PDF files by the server before. Other kinds are refused."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from chorale.errors import unsupported_content
 
 _DATA_URL = re.compile(r"data:(?P<type>[\w.+/-]*)(?:;[\w=.+-]+)*;base64,", re.ASCII)
 _PIECE = 2**20  # characters, a multiple of four
+_KINDS = {
+    "file": "text",
+    "input_file": "input_text",
+}  # types of parts with a file, and of those with its text
 
 
 def inline_file(file: Mapping[str, Any], path: str, kind: str) -> str:
@@ -24,19 +28,74 @@ def inline_file(file: Mapping[str, Any], path: str, kind: str) -> str:
         raise unsupported_content(
             path, f"parts of type {kind!r} need file_data: ids and URLs are not fetched"
         )
-    url = _DATA_URL.match(data)
-    if url is not None:
-        data = data[url.end() :]
     try:
-        text = _from_base64(data).decode("utf-8")
+        text = _from_base64(_without_prefix(data)).decode("utf-8-sig")
     except (binascii.Error, ValueError):
         text = "\x00"
     if "\x00" in text:
         raise unsupported_content(
             path, f"the {kind!r} is not a text file; the model takes text only (base64 of UTF-8)"
         )
+    return _with_name(file, text)
+
+
+def _with_name(file: Mapping[str, Any], text: str) -> str:
     name = file.get("filename")
     return f"{name}\n\n{text}" if isinstance(name, str) and name else text
+
+
+class PdfPart(NamedTuple):
+    """A part of a message that holds a PDF file."""
+
+    part: dict[str, Any]
+    file: Mapping[str, Any]
+    param: str  # of the file's data
+
+    def data(self) -> bytes:
+        """Returns the file. Raises ``RequestError``."""
+        try:
+            return _from_base64(_without_prefix(self.file["file_data"]))
+        except (binascii.Error, ValueError):
+            raise unsupported_content(self.param.rpartition(".")[0], "file_data is not base64") from None
+
+    def become(self, text: str) -> None:
+        """Turns the part into one with the file's name and ``text``."""
+        text = _with_name(self.file, text)
+        kind = _KINDS[self.part["type"]]
+        self.part.clear()
+        self.part.update(type=kind, text=text)
+
+
+def pdf_parts(messages: Sequence[Any], path: str) -> Iterator[PdfPart]:
+    """Yields the PDF files in chat messages or in items of Responses."""
+    for position, message in enumerate(messages):
+        for key in ("content", "output"):
+            parts = message.get(key) if isinstance(message, Mapping) else None
+            for place, part in enumerate(parts if isinstance(parts, list) else ()):
+                if not isinstance(part, dict) or part.get("type") not in ("file", "input_file"):
+                    continue
+                step = ".file" if part["type"] == "file" else ""
+                file = part.get("file") if step else part
+                if isinstance(file, Mapping) and _is_pdf(file):
+                    yield PdfPart(part, file, f"{path}[{position}].{key}[{place}]{step}.file_data")
+
+
+def _is_pdf(file: Mapping[str, Any]) -> bool:
+    data = file.get("file_data")
+    if not isinstance(data, str):
+        return False
+    url = _DATA_URL.match(data)
+    if url is not None and url["type"].lower() == "application/pdf":
+        return True
+    try:
+        return _from_base64(_without_prefix(data[:400])[:8]).startswith(b"%PDF-")
+    except (binascii.Error, ValueError):
+        return False
+
+
+def _without_prefix(data: str) -> str:
+    url = _DATA_URL.match(data)
+    return data if url is None else data[url.end() :]
 
 
 def _from_base64(data: str) -> bytes:

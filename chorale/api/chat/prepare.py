@@ -10,6 +10,7 @@ from chorale.api.chat.request import ChatRequest
 from chorale.api.fields import wants_continuous_usage
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.owner import cache_salt
+from chorale.api.http.pdfs import read_pdfs
 from chorale.api.limits import SIZES, check_scores
 from chorale.api.state import ServerState
 from chorale.errors import invalid, unsupported
@@ -103,7 +104,9 @@ async def encode(
         with at("messages"):
             return render_conversation(talk, state.vocab, most=SIZES["prompt_tokens"].max)
 
-    return await beside(work, heavy=_is_heavy(chat))
+    heavy = _is_heavy(chat)
+    await read_pdfs(state.pdfs, messages, "messages", heavy=heavy)
+    return await beside(work, heavy=heavy)
 
 
 def _is_heavy(chat: ChatRequest) -> bool:

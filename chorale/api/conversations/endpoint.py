@@ -19,6 +19,7 @@ from chorale.api.conversations.request import CreateConversation, CreateItems, r
 from chorale.api.fields import parse
 from chorale.api.http.auth import owner_of
 from chorale.api.http.offload import beside, is_heavy
+from chorale.api.http.pdfs import read_pdfs
 from chorale.api.http.responses import json_response, read_as
 from chorale.api.responses.dialects import dialect_of, translate_items
 from chorale.api.responses.items.input import parse_items
@@ -118,7 +119,9 @@ def _check_query(request: Request) -> None:
 
 async def _resolved(state: ServerState, raw: list[dict[str, Any]], owner: bytes) -> list[StoredItem]:
     """Checks items and assigns ids. Errors refer to them as ``items[i]``."""
-    parsed = await beside(partial(parse_items, raw, "items"), heavy=is_heavy(raw))
+    heavy = is_heavy(raw)
+    await read_pdfs(state.pdfs, raw, "items", heavy=heavy)
+    parsed = await beside(partial(parse_items, raw, "items"), heavy=heavy)
     return await resolve_items(state.store, state.vocab, parsed, owner, "items")
 
 

@@ -16,6 +16,7 @@ from chorale.api import limits
 from chorale.api.fields import parse
 from chorale.api.http.auth import owner_of
 from chorale.api.http.offload import beside
+from chorale.api.http.pdfs import read_pdfs
 from chorale.api.http.responses import json_response, read_as, until_disconnect
 from chorale.api.responses.items.encrypted_content import Compacted, compaction_object, pack
 from chorale.api.responses.items.input import parse_items
@@ -80,6 +81,7 @@ async def compact(state: ServerState, request: Request) -> Response:
 
 
 async def _user_messages(state: ServerState, fields: CompactRequest, owner: bytes) -> list[Item]:
+    await read_pdfs(state.pdfs, fields.input or [], "input", heavy=True)
     own = await beside(lambda: parse_items(fields.input or []))
     history: list[Item] = []
     if fields.previous_response_id is not None:

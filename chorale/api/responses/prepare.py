@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.owner import cache_salt
+from chorale.api.http.pdfs import read_pdfs
 from chorale.api.limits import SIZES
 from chorale.api.responses.items.approvals import approved_calls
 from chorale.api.responses.items.built_in import BUILT_IN_CALLS
@@ -99,6 +100,7 @@ async def build_prompt(
     elif request.conversation is not None:
         history = await state.store.conversations.history(request.conversation.id, owner)
     raw = request.input or []
+    await read_pdfs(state.pdfs, raw, "input", heavy=heavy)
     parsed = await beside(lambda: parse_items(raw), heavy=heavy)
     own = await resolve_items(state.store, state.vocab, parsed, owner)
     items = history + own
