@@ -2,7 +2,8 @@
 
 import hljs from "./vendor/highlight.js";
 
-const LONGEST = 40_000;  // characters that are coloured
+// highlight.js is quadratic in some texts, so a block has limits: half a second for the worst known one.
+const LONGEST = 16_000, LONG_LINE = /[^\n]{501}/;  // characters
 const texts = new WeakMap();  // from the figure to its code, as the button copies it
 
 // Collects highlight.js's output as nodes: its HTML is never parsed.
@@ -36,14 +37,14 @@ export function element(tag, className = "", text = "") {
 }
 
 // Returns a figure with the code. `old` is one that showed an earlier state of the same block: it is kept, so its
-// button can be pressed while the text grows.
-export function codeBlock(text, language, old) {
+// button can be pressed while the text grows. `clock` has the milliseconds that are left for colours.
+export function codeBlock(text, language, old, clock) {
   const name = language.slice(0, 30);
   const kept = old && texts.has(old) && old.dataset.language === name && text.startsWith(texts.get(old));
   const figure = kept ? old : frame(name);
   if (kept && texts.get(old) === text) return figure;
   texts.set(figure, text);
-  figure.querySelector("code").replaceChildren(coloured(text, name));
+  figure.querySelector("code").replaceChildren(coloured(text, name, clock));
   return figure;
 }
 
@@ -61,9 +62,12 @@ function frame(name) {
   return figure;
 }
 
-function coloured(text, name) {
-  if (!hljs.getLanguage(name) || text.length > LONGEST) return document.createTextNode(text);
+function coloured(text, name, clock) {
+  if (!hljs.getLanguage(name) || text.length > LONGEST || LONG_LINE.test(text) || clock.left <= 0)
+    return document.createTextNode(text);
+  const begun = performance.now();
   const { root } = hljs.highlight(text, { language: name, ignoreIllegals: true })._emitter;
+  clock.left -= performance.now() - begun;
   return root.textContent === text ? root : document.createTextNode(text);  // it gives up within some texts
 }
 

@@ -8,6 +8,7 @@ import { languageOf, parse } from "./markdown.js";
 const MARK = "\u0001";  // encloses a citation's number in the text that is parsed
 const LONGEST = 500_000;  // characters; the rest is shown as plain text
 const DEEPEST = 60;  // elements around a word; deeper ones are left out, their words are not
+const COLOUR_TIME = 300;  // milliseconds of one drawing for the colours of code
 const MOST_ELEMENTS = 40_000;  // in one text, about; what follows is shown as plain words
 const TAGS = new Set(
   "p h1 h2 h3 h4 h5 h6 ul ol li blockquote hr table thead tbody tr th td strong em s br".split(" "));
@@ -124,7 +125,8 @@ function marked(text, citations) {
     notes.set(String(number), original);
     result += MARK + number + MARK;
   }
-  const restored = part => part.replace(/\u0001(\d+)\u0001/g, (_, number) => notes.get(number) ?? "").replaceAll(MARK, "");
+  const restored = part =>
+    part.replace(/\u0001(\d+)\u0001/g, (_, number) => notes.get(number) ?? "").replaceAll(MARK, "");
   return { text: result + clean(text.slice(unit)), restored };
 }
 
@@ -139,6 +141,7 @@ class Builder {
     this.restored = restored;
     this.budget = budget;
     this.partial = partial;
+    this.clock = { left: COLOUR_TIME };
     this.figures = [];
     this.formulas = new Map();
     for (const node of old) {
@@ -156,7 +159,8 @@ class Builder {
     const fragment = document.createDocumentFragment();
     let left = this.budget, nodes = 0, begun = 0;
     for (let at = 0; at < tokens.length; at = begun) {
-      for (begun = at + 1; begun < tokens.length && !(tokens[begun].level === 0 && tokens[begun].nesting >= 0);) begun++;
+      begun = at + 1;
+      while (begun < tokens.length && !(tokens[begun].level === 0 && tokens[begun].nesting >= 0)) begun++;
       const block = document.createDocumentFragment();
       try {
         this.fill(block, tokens.slice(at, begun), 0);
@@ -236,7 +240,8 @@ class Builder {
 
   code(token) {
     this.spend(10 + token.content.length / 20);
-    return codeBlock(this.restored(token.content), this.restored(languageOf(token)), this.figures.shift());
+    const text = this.restored(token.content), language = this.restored(languageOf(token));
+    return codeBlock(text, language, this.figures.shift(), this.clock);
   }
 
   formula(token) {
@@ -271,8 +276,8 @@ function image(token) {
   return node;
 }
 
-const words = tokens =>
-  tokens.map(token => (token.type === "softbreak" ? "\n" : token.children ? words(token.children) : token.content)).join("");
+const words = tokens => tokens.map(wordsOf).join("");
+const wordsOf = ({ type, children, content }) => (type === "softbreak" ? "\n" : children ? words(children) : content);
 
 function checkbox(checked) {
   const node = element("input");
