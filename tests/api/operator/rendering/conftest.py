@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.serve.chromium import PATH, Page
+from tests.support.browsers.chromium import PATH, Page
 
 STATIC = Path(str(files("chorale.api.operator.page"))) / "static"
 POLICY = (
