@@ -166,6 +166,17 @@ async def test_requests_closed_or_aborted_before_or_after_assignment_no_longer_c
         await until(lambda: rig.client.stats.num_running == 0, "the engine stopped it")
 
 
+async def test_requests_wait_while_the_only_engine_is_replaced() -> None:
+    async with fleet_rig(1, gone_patience=60) as rig:
+        rig.announce("r0")  # it leaves
+        asked = request("a", 5)
+        reading = asyncio.ensure_future(read(rig, asked))
+        await asyncio.sleep(0)
+        assert (rig.client.members.up, rig.client.num_in_flight) == ([], 1)
+        rig.add("r1")
+        assert tokens((await reading)[0]) == expected(asked)
+
+
 async def test_requests_are_refused_without_an_engine_and_when_the_queue_is_full() -> None:
     async with fleet_rig(0, patience=0.2) as rig:
         with pytest.raises(EngineLoadingError):

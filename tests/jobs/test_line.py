@@ -111,6 +111,10 @@ def test_records_have_the_format_of_openai() -> None:
     }
 
 
+def test_an_answer_is_ok_if_its_status_is_2xx() -> None:
+    assert [Answer(status, "r", b"{}").ok for status in (199, 200, 299, 300)] == [False, True, True, False]
+
+
 @pytest.mark.parametrize(
     ("start", "pattern", "end"),
     [

@@ -244,6 +244,12 @@ async def test_a_body_over_the_limit_is_413_even_while_it_is_being_sent(chunked:
         writer.close()
 
 
+async def test_a_client_is_not_told_to_send_a_body_that_is_refused() -> None:
+    async with probed(max_body_bytes=1_000_000) as server:
+        head = HEAD + b"expect: 100-continue\r\ncontent-length: 3000000\r\n\r\n"
+        assert (await exchange(server.port, head)).status == 413
+
+
 async def test_dripped_and_idle_bodies_are_408() -> None:
     async with probed(body_timeout=0.4) as server:
         for drip in (True, False):

@@ -51,6 +51,20 @@ def test_localhost_binds_loopback_only() -> None:
         bound.close()
 
 
+def test_only_addresses_that_this_machine_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    inet, absent = (socket.AF_INET, socket.SOCK_STREAM, 0, ""), ("192.0.2.1", 0)  # reserved for documentation
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        found = [(*inet, absent), (*inet, ("127.0.0.1", 0))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        (bound,) = bind_sockets(ServerConfig())
+        bound.close()
+        found.append((*inet, taken.getsockname()))
+        with pytest.raises(ConfigError, match="is in use"):
+            bind_sockets(ServerConfig())
+
+
 def test_a_unix_socket_is_private_and_replaced_when_stale(sockets: Path) -> None:
     path = sockets / "s"
     for _ in range(2):  # the second finds the file of the first

@@ -137,10 +137,11 @@ def test_config_show_hides_the_password_of_a_store(capsys: pytest.CaptureFixture
 
 def test_a_pipe_gets_the_answer_and_not_the_reasoning(capsys: pytest.CaptureFixture[str]) -> None:
     deltas = [{"reasoning": "They "}, {"reasoning": "add."}, {"content": "4"}, {"content": "2"}]
-    answer = show_chat([{"choices": [{"delta": delta}]} for delta in deltas], Printer())
+    choices = [*({"delta": delta} for delta in deltas), {"delta": {}, "finish_reason": "stop"}]
+    answer = show_chat([{"choices": [choice]} for choice in choices], Printer())
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("42\n", "They add.\n")
-    assert (answer.content, answer.reasoning) == ("42", "They add.")
+    assert (answer.content, answer.reasoning, answer.finish_reason) == ("42", "They add.", "stop")
 
 
 def test_escape_sequences_of_the_model_are_escaped() -> None:

@@ -289,6 +289,17 @@ async def test_outputs_follow_the_replayed_tokens_of_their_calls(
             assert "type get_weather" in server.prompt().partition(shown)[2]
 
 
+async def test_an_edited_call_replaces_the_stored_one() -> None:
+    async with serve(calls("get_weather", '{"city":"Oslo"}'), ANSWER) as server:
+        _, first = await server.post(input="x", tools=[TOOL])
+        [call] = first["output"]
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "warm"}
+        edited = call | {"arguments": '{"city":"Rome"}'}
+        await server.post(input=[{"role": "user", "content": "x"}, edited, output], tools=[TOOL])
+        assert '{"city":"Rome"}' in server.prompt()
+        assert "Oslo" not in server.prompt()
+
+
 @pytest.mark.parametrize(("tool", "name", "arguments", "key", "expected"), SHELLS)
 async def test_a_call_of_another_server_is_rendered_from_its_item(
     tool: dict[str, Any], name: str, arguments: str, key: str, expected: dict[str, Any]
