@@ -328,6 +328,7 @@ async def test_a_damaged_file_is_moved_aside(tmp_path: Path, damage: str) -> Non
     file.write_bytes(content)
     await use()
     assert len(list(tmp_path.glob("r.sqlite3.corrupt-*"))) == 1
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("found", [VERSION - 1, VERSION + 1])

@@ -92,6 +92,18 @@ def test_a_failed_span_has_the_error_status(collector: Collector) -> None:
 
 
 @needs_package
+@pytest.mark.parametrize(("attributes", "service"), [("a=1", "chorale"), ("service.name=mine", "mine")])
+def test_the_environment_may_name_the_service(
+    attributes: str, service: str, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", attributes)
+    tracer = otel.open_tracer(collector.url, "api-0")
+    tracer.start("one", {}, {}, "server").end()
+    tracer.close()
+    assert [span.resource["service.name"] for span in collector.spans] == [service]
+
+
+@needs_package
 def test_the_environment_selects_the_sampler(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     tracer = otel.open_tracer(collector.url, "api-0")

@@ -131,6 +131,14 @@ async def test_a_folder_of_pages_can_be_searched(tmp_path: Path) -> None:
     assert len(pages) == 3
 
 
+async def test_a_word_counts_less_in_a_page_that_is_longer_than_most(tmp_path: Path) -> None:
+    texts = ["otter" + " sea" * 199, "otter otter" + " sea" * 498, *["kelp " * 100] * 8]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    found = await load_folder(tmp_path).search("otter", 5, WebSearchRequest())
+    assert [hit.url[-5:] for hit in found] == ["0.txt", "1.txt"]
+
+
 def test_missing_and_invalid_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load_folder(tmp_path / "none")

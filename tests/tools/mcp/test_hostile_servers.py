@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from chorale.errors import ConfigError
-from chorale.tools.contract import McpProgress, McpRequest, RequestTools
+from chorale.tools.contract import McpListing, McpProgress, McpRequest, McpToolInfo, RequestTools
 from chorale.tools.mcp.client import McpClient, McpLimits
 from chorale.tools.mcp.servers import (
     client_of,
@@ -24,6 +24,7 @@ from chorale.tools.mcp.servers import (
     read_mcp_config,
     session_header,
 )
+from chorale.tools.mcp.toolset import allowed
 from chorale.tools.mcp.transport import Stdio
 from chorale.tools.mcp.wire import McpError, decode
 from tests.support import ROOT
@@ -313,6 +314,13 @@ async def test_filters_and_approvals(tmp_path: Path) -> None:
             assert "unknown MCP server 'other'" in (box.listings[0].error or "")
         async with box_of(service, RequestTools(mcp=(McpRequest("local", read_only=True),))) as box:
             assert box.recipients == frozenset()
+
+
+def test_only_tools_that_declare_it_are_read_only() -> None:
+    hints = {"reads": {"readOnlyHint": True}, "writes": {"readOnlyHint": False}, "undeclared": None}
+    listing = McpListing("local", tuple(McpToolInfo(name, None, {}, hint) for name, hint in hints.items()))
+    kept = allowed(listing, McpRequest("local", read_only=True))
+    assert [tool.name for tool in kept.tools] == ["reads"]
 
 
 async def test_a_cancelled_call_is_cancelled_in_the_server(tmp_path: Path) -> None:
