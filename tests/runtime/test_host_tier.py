@@ -23,7 +23,8 @@ from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.offload.memory import HostPages
 from chorale.runtime.offload.transfers import PageTransfers
-from chorale.runtime.sizing.offload import check_host_memory
+from chorale.runtime.sizing.memory import KvGeometry
+from chorale.runtime.sizing.offload import check_host_memory, host_tier_sizes
 from chorale.runtime.steps.mixed_graphs import dummy_plan
 from chorale.runtime.steps.results import empty_result
 from tests.runtime.order import Order, OrderedDevice
@@ -299,6 +300,12 @@ def test_a_draft_heads_keys_and_values_are_part_of_a_page(checkpoint: Path) -> N
 def test_no_host_memory_without_prefix_caching(checkpoint: Path) -> None:
     core = make_engine(checkpoint, kv_offloading_size=1.0, enable_prefix_caching=False)
     assert core.limits.num_host_slots == 0
+
+
+def test_a_single_page_is_staged_alone() -> None:
+    sizes = host_tier_sizes(EngineConfig(kv_offloading_size=1.5), KvGeometry(16, 2**30, 128), 64)
+    assert sizes is not None
+    assert (sizes.num_slots, sizes.saved, sizes.staged, sizes.loaded) == (1, 1, 1, 1)
 
 
 def test_sizes_that_cannot_work_are_refused(checkpoint: Path) -> None:

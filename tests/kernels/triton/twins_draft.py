@@ -11,7 +11,7 @@ import torch
 from chorale.kernels.ops import AttentionMeta, AttentionShape, PairNorms
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.kernels.triton import tuning
-from chorale.kernels.triton.dense import draft_fused
+from chorale.kernels.triton.dense import draft_fused, skinny_fused
 from chorale.kernels.triton.dense.draft import TRITON_DRAFT_OPS
 from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.model.config import RopeConfig
@@ -168,6 +168,11 @@ def test_one_kernel(tokens: int) -> None:
     exact = plain.qkv_rope_cache(normed.float(), packed, rope, plan, 0, expected)
     check(q, exact, torch.bfloat16)
     check(found, expected, torch.bfloat16)
+
+    for some in (bias, None):
+        residual, exact = randn(tokens, rows, seed=9), normed.float() @ weight.float().t()
+        exact += residual if some is None else residual + some.float()
+        check(skinny_fused.project(normed, weight, some, residual, tile), exact, torch.bfloat16)
 
 
 @pytest.mark.parametrize("splits", [4, 1])

@@ -11,12 +11,16 @@ import torch
 from chorale.config.engine import EngineConfig
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.model.config import ModelConfig
+from chorale.model.draft.config import small_head
+from chorale.model.draft.random_head import random_head
 from chorale.model.gpt_oss import GptOss
 from chorale.model.hub import resolve_model
 from chorale.runtime.device import open_device
+from chorale.runtime.drafts.drafting import DraftSetup
 from chorale.runtime.sizing.resolve import Resolved, resolve
 from chorale.runtime.warmup.cache_key import cache_key
 from chorale.serve.engine.build_rank import load_model
+from chorale.serve.engine.compile_phase import facts_of
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +62,11 @@ def test_another_memory_layout_of_weights_changes_the_key(loaded: tuple[GptOss, 
         weights = replace(model.weights, final_norm=other)
         changed = GptOss(model.config, weights, model.ops, resolved.limits.max_model_len)
         assert cache_key(changed, resolved) != before
+
+
+def test_another_source_of_drafts_changes_the_facts(loaded: tuple[GptOss, Resolved]) -> None:
+    model, resolved = loaded
+    config = replace(small_head(model.config), vocab_size=256, draft_vocab_size=256)
+    heads = (None, random_head(config, REFERENCE_OPS, max_len=64))
+    setups = [None, *(DraftSetup(3, head, REFERENCE_OPS) for head in heads)]
+    assert len({facts_of(model, resolved, None, setup) for setup in setups}) == len(setups)

@@ -55,6 +55,14 @@ def test_tasks_that_fail_and_the_end_of_processes_that_are_dismissed(pool: Compi
     assert not pool.run(b"")
 
 
+def test_processes_ignore_the_interrupt_of_a_terminal(pool: CompilePool) -> None:
+    for pid in (pool._process.pid, *children(pool._process.pid)):
+        os.kill(pid, signal.SIGINT)
+    pool.run(b"")
+    pool.run(b"")
+    assert pool._free.qsize() == 2
+
+
 class Call:
     """Unpickled, it calls a function."""
 
