@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import resource
 import subprocess
 import sys
 import time
@@ -9,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +29,7 @@ from chorale.model.demo import (
     export_demo,
 )  # fmt: skip
 from chorale.model.demo.archive import SAMPLING
+from chorale.model.demo.features import feature_parts
 from tests.support.device.demo_features import features_once
 
 
@@ -77,6 +81,14 @@ def test_an_ordinary_checkpoint(cache: Path) -> None:
     assert len({tuple(row.tolist()) for row in rows}) == len(rows)
 
 
+def test_features_are_those_on_which_the_archive_was_trained() -> None:
+    parts = feature_parts([b" weather", b"Oslo's", b"17", "größe".encode(), b"\n\n"])
+    digest = hashlib.sha256()
+    for values in (parts.of_core, parts.own, parts.of_piece):
+        digest.update(np.rint(values * 10_000).astype("<i4").tobytes())
+    assert digest.hexdigest()[:16] == "cb72f894beda518d"
+
+
 def test_a_request_without_a_limit_has_one() -> None:
     """The demo does not always stop by itself."""
     assert SAMPLING["max_new_tokens"] == 512
@@ -87,15 +99,16 @@ def test_small_enough_for_the_wheel() -> None:
 
 
 def test_a_crash_leaves_no_half_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full_disk(*args: object, **kwargs: object) -> None:
-        raise OSError(28, "No space left on device")
-
     # The tables take seconds, and do not get as far as the disk.
     monkeypatch.setattr(archive, "feature_parts", lambda tokens: None)
     monkeypatch.setattr(archive, "tables", lambda parts, tensors: [torch.zeros(1), torch.zeros(1)])
-    monkeypatch.setattr(archive, "save_file", full_disk)
-    with pytest.raises(ConfigError, match=r"demo-.*No space.*XDG_CACHE_HOME"):
-        ensure_demo(cache_dir=tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
+    try:
+        with pytest.raises(ConfigError, match=r"demo-.*File too large.*XDG_CACHE_HOME"):
+            ensure_demo(cache_dir=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
 
 
