@@ -66,11 +66,14 @@ async def test_cancelling_aborts_the_request() -> None:
         task = asyncio.create_task(execute(line(), AppSender(server.app)))
         while not client.num_in_flight:
             await asyncio.sleep(0.01)
+        [(answering,)] = client._tasks.values()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert client.num_in_flight == 0
         assert len(client.aborted) == 1
+        await asyncio.wait([answering], timeout=30)
+        assert answering.done()
 
 
 @pytest.mark.parametrize("error", [QueueFullError("full", retry_after=0.01), EngineDeadError("restarting")])
