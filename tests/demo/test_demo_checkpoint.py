@@ -21,7 +21,6 @@ from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.demo import (
     ARCHIVE,
-    DEMO_NOTICE,
     SHA256,
     archive,
     default_cache_dir,
@@ -156,8 +155,3 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
     assert default_cache_dir() == Path("/home/someone/.cache/chorale")
-
-
-def test_notice_says_what_it_is() -> None:
-    assert "small" in DEMO_NOTICE
-    assert "synthetic" in DEMO_NOTICE
