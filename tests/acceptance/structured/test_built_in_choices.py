@@ -8,10 +8,9 @@ from typing import Any
 
 from tests.support.faces import ask
 from tests.support.grammar.schema_cases import BIAS, obj
-from tests.support.grammar.structured import run
+from tests.support.grammar.structured import answering
 from tests.support.local_client import LocalClient
 from tests.support.scripted_tools import ScriptedService
-from tests.support.server import Server
 
 CODE = {"type": "code_interpreter", "container": {"type": "auto"}}
 WEB = {"type": "web_search"}
@@ -36,11 +35,12 @@ CHOICES: list[tuple[str, dict[str, Any], Any, set[str]]] = [
 ]
 
 
-def test_a_demanded_tool_runs_and_the_answer_is_valid(client: LocalClient) -> None:
+async def test_a_demanded_tool_runs_and_the_answer_is_valid(client: LocalClient) -> None:
     """The first round makes the demanded call; every round follows the format."""
     service = ScriptedService()
 
-    async def main(server: Server) -> None:
+    async with answering(client, tool_service=service) as server:
+
         async def one(face: str, way: dict[str, Any], choice: Any, kinds: set[str]) -> int:
             found = await ask(
                 server,
@@ -66,5 +66,3 @@ def test_a_demanded_tool_runs_and_the_answer_is_valid(client: LocalClient) -> No
             1 <= count <= (2 if case[0] == "responses" else count)
             for case, count in zip(CHOICES, counts, strict=True)
         )
-
-    run(client, main, tool_service=service)

@@ -9,9 +9,8 @@ from typing import Any
 
 from tests.support.faces import ask
 from tests.support.grammar.schema_cases import BIAS
-from tests.support.grammar.structured import run
+from tests.support.grammar.structured import answering
 from tests.support.local_client import LocalClient
-from tests.support.server import Server
 
 LARK = 'start: "*** Begin" LF line{1,2} "*** End"\nline: ("+" | "-") /[a-d]{1,4}/ LF\n%import common.LF\n'
 
@@ -41,8 +40,9 @@ TOOLS: list[tuple[dict[str, Any], Callable[[dict[str, Any]], object]]] = [
 ]
 
 
-def test_a_demanded_call_has_its_form(client: LocalClient) -> None:
-    async def main(server: Server) -> None:
+async def test_a_demanded_call_has_its_form(client: LocalClient) -> None:
+    async with answering(client) as server:
+
         async def one(tool: dict[str, Any], check: Callable[[Any], object], stream: bool) -> None:
             choice = {name: tool[name] for name in ("type", "name") if name in tool}
             fields = {"tools": [tool], "tool_choice": choice, "max_tokens": 400, "seed": 2 + 2 * stream}
@@ -54,5 +54,3 @@ def test_a_demanded_call_has_its_form(client: LocalClient) -> None:
             assert check(item), item
 
         await asyncio.gather(*(one(*tool, stream) for tool in TOOLS for stream in (False, True)))
-
-    run(client, main)

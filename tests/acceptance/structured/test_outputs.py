@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.faces import WAYS, ask
 from tests.support.grammar.schema_cases import BIAS, SCHEMAS, obj, valid
-from tests.support.grammar.structured import run
+from tests.support.grammar.structured import answering, run
 from tests.support.local_client import LocalClient
 from tests.support.server import VOCAB, Server
 
@@ -46,15 +46,12 @@ async def check_answer(server: Server, way: tuple[str, bool], schema: Any, numbe
     )
 
 
-def test_every_answer_satisfies_its_schema(client: LocalClient) -> None:
+async def test_every_answer_satisfies_its_schema(client: LocalClient) -> None:
     """Each schema is used once; every API, streamed and not, gets a sixth of them."""
-
-    async def main(server: Server) -> None:
+    async with answering(client) as server:
         ways = itertools.cycle(WAYS)
         work = [check_answer(server, next(ways), schema, n) for n, schema in enumerate(SCHEMAS.values())]
         await asyncio.gather(*work)
-
-    run(client, main)
 
 
 def fifty() -> list[dict[str, Any]]:
@@ -127,11 +124,11 @@ ASKED: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
 ]
 
 
-def test_every_constraint_field_is_enforced(client: LocalClient) -> None:
+async def test_every_constraint_field_is_enforced(client: LocalClient) -> None:
     """All constraint fields work in chats and in raw completions."""
     common = {"logit_bias": BIAS, "max_tokens": 800, "seed": 3}
 
-    async def main(server: Server) -> None:
+    async with answering(client) as server:
         chats = await asyncio.gather(*(ask(server, "chat", **fields, **common) for fields, _ in ASKED))
         raw = await asyncio.gather(
             *(server.post("/v1/completions", prompt="x:", n=2, **fields, **common) for fields, _ in ASKED)
@@ -142,15 +139,14 @@ def test_every_constraint_field_is_enforced(client: LocalClient) -> None:
             for text in (answer.text, *(choice["text"] for choice in body["choices"])):
                 assert check(text), (fields, text)
 
-    run(client, main)
 
-
-def test_disable_any_whitespace_leaves_no_blank(client: LocalClient) -> None:
+async def test_disable_any_whitespace_leaves_no_blank(client: LocalClient) -> None:
     schema = obj(a={"type": "boolean"}, b={"type": "array", "items": {"type": "boolean"}, "maxItems": 2})
     blanks = {str(VOCAB.encode(text)[0]): 100.0 for text in (" ", "\n")}
     common = {"logit_bias": {**BIAS, **blanks}, "max_tokens": 400, "seed": 3}
 
-    async def main(server: Server) -> None:
+    async with answering(client) as server:
+
         async def one(tight: bool) -> str:
             asked = {"json": schema, "disable_any_whitespace": tight}
             _, body = await server.post("/v1/completions", prompt="x:", structured_outputs=asked, **common)
@@ -162,11 +158,9 @@ def test_disable_any_whitespace_leaves_no_blank(client: LocalClient) -> None:
         text = await one(True)
         assert text == json.dumps(json.loads(text), separators=(",", ":"))
 
-    run(client, main)
 
-
-def test_the_prompt_contains_the_schema(client: LocalClient) -> None:
-    async def main(server: Server) -> None:
+async def test_the_prompt_contains_the_schema(client: LocalClient) -> None:
+    async with answering(client) as server:
         form = {"name": "weather", "description": "Of a city.", "schema": SCHEMAS["string"]}
         _, body = await server.post(
             "/tokenize",
@@ -176,13 +170,11 @@ def test_the_prompt_contains_the_schema(client: LocalClient) -> None:
         text = VOCAB.decode(body["tokens"])
         assert "# Response Formats\n\n## weather\n\n// Of a city.\n" in text
 
-    run(client, main)
 
-
-def test_reasoning_never_eats_the_answer(client: LocalClient) -> None:
+async def test_reasoning_never_eats_the_answer(client: LocalClient) -> None:
     """The random model without a bias never ends its reasoning; a demanded answer comes all the same."""
+    async with answering(client) as server:
 
-    async def main(server: Server) -> None:
         async def one(seed: int) -> None:
             fields = asking_for("chat", SCHEMAS["boolean"], seed)
             answer = await ask(server, "chat", seed=seed, max_tokens=100, **fields)
@@ -191,11 +183,10 @@ def test_reasoning_never_eats_the_answer(client: LocalClient) -> None:
 
         await asyncio.gather(*(one(seed) for seed in range(4)))
 
-    run(client, main)
 
+async def test_the_thinking_budget_closes_the_reasoning(client: LocalClient) -> None:
+    async with answering(client) as server:
 
-def test_the_thinking_budget_closes_the_reasoning(client: LocalClient) -> None:
-    async def main(server: Server) -> None:
         async def one(budget: int, seed: int) -> int:
             fields = {"thinking_token_budget": budget, "seed": seed, "logit_bias": {"200002": 14}}
             answer = await ask(server, "responses", max_tokens=200, **fields)
@@ -206,5 +197,3 @@ def test_the_thinking_budget_closes_the_reasoning(client: LocalClient) -> None:
         for budget in (0, 1, 7):
             used = await asyncio.gather(*(one(budget, seed) for seed in range(4)))
             assert max(used) == budget  # the model never ends by itself
-
-    run(client, main)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from chorale.errors import RequestError
 from tests.support.grammar.schema_cases import BIAS, NASTY, nested, obj
-from tests.support.grammar.structured import run
+from tests.support.grammar.structured import answering, run
 from tests.support.local_client import LocalClient
 from tests.support.server import Server
 
@@ -39,8 +39,8 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "word"), REFUSED, ids=[word for _, word in REFUSED])
-def test_the_error_names_the_unsupported_keyword(client: LocalClient, schema: Any, word: str) -> None:
-    async def main(server: Server) -> None:
+async def test_the_error_names_the_unsupported_keyword(client: LocalClient, schema: Any, word: str) -> None:
+    async with answering(client) as server:
         form = {"name": "x", "schema": schema}
         # Inside a property, a reference resolves differently, and an impossible optional property may be
         # omitted. The walk that finds a too complex grammar takes only one of many paths.
@@ -76,8 +76,6 @@ def test_the_error_names_the_unsupported_keyword(client: LocalClient, schema: An
         if word != "nested":  # the whole body may be nested too deeply already
             assert params == ["response_format.json_schema.schema", "text.format.schema", "guided_json"]
 
-    run(client, main)
-
 
 @pytest.mark.parametrize(
     ("fields", "param"),
@@ -101,13 +99,11 @@ def test_the_error_names_the_unsupported_keyword(client: LocalClient, schema: An
         ({"guided_regex": "a", "continue_final_message": True}, "continue_final_message"),
     ],
 )
-def test_bad_requests_name_their_field(client: LocalClient, fields: dict[str, Any], param: str) -> None:
-    async def main(server: Server) -> None:
+async def test_bad_requests_name_their_field(client: LocalClient, fields: dict[str, Any], param: str) -> None:
+    async with answering(client) as server:
         messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "he"}]
         status, body = await server.post("/v1/chat/completions", messages=messages, **fields)
         assert (status, body["error"]["param"]) == (400, param), body
-
-    run(client, main)
 
 
 NAMES = ["type", "properties", "items", "enum", "const", "anyOf", "allOf", "$ref", "pattern", "required",
@@ -159,11 +155,12 @@ VERDICTS = {
 }  # name -> the outcome of the request: an answer, or an error code
 
 
-def test_nasty_schemas_are_answered_or_refused_at_once(client: LocalClient) -> None:
+async def test_nasty_schemas_are_answered_or_refused_at_once(client: LocalClient) -> None:
     """``e2e/test_faults.py`` measures over sockets how much they delay other requests."""
     found: dict[str, str] = {}
 
-    async def main(server: Server) -> None:
+    async with answering(client) as server:
+
         async def nasty(name: str) -> None:
             start = time.process_time()  # CPU time of this process, which runs server and engine
             form = {"type": "json_schema", "json_schema": {"name": name, "schema": NASTY[name]}}
@@ -182,12 +179,10 @@ def test_nasty_schemas_are_answered_or_refused_at_once(client: LocalClient) -> N
 
         for name in NASTY:
             await nasty(name)
-
-    run(client, main)
     assert found == VERDICTS
 
 
-def test_a_grammar_is_checked_once(client: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_grammar_is_checked_once(client: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     check = client.check_grammar
 
@@ -197,7 +192,7 @@ def test_a_grammar_is_checked_once(client: LocalClient, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(client, "check_grammar", counted)
 
-    async def main(server: Server) -> None:
+    async with answering(client) as server:
         for schema, is_good in ((obj(["a"], a={"type": "string"}), True), (NASTY["repeats"], False)):
             form = {"type": "json_schema", "name": "x", "schema": schema}
             compiled.clear()
@@ -205,8 +200,6 @@ def test_a_grammar_is_checked_once(client: LocalClient, monkeypatch: pytest.Monk
                 with contextlib.nullcontext() if is_good else pytest.raises(RequestError):
                     await server.state.grammars.check(_constraints(form))
             assert len(compiled) == 1
-
-    run(client, main)
 
 
 def _constraints(form: dict[str, Any]) -> list[Any]:

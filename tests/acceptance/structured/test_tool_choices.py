@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.faces import WAYS, Outcome, ask
 from tests.support.grammar.schema_cases import BIAS, obj, valid
-from tests.support.grammar.structured import run
+from tests.support.grammar.structured import answering, run
 from tests.support.local_client import LocalClient
 from tests.support.server import VOCAB, Server
 
@@ -49,12 +49,13 @@ def check_call(name: str, arguments: str, allowed: set[str]) -> None:
 
 
 @pytest.mark.parametrize("form", CHOICES)
-def test_a_demanded_function_is_called(client: LocalClient, form: str) -> None:
+async def test_a_demanded_function_is_called(client: LocalClient, form: str) -> None:
     fields_of, allowed = CHOICES[form]
     ways = [(face, {"stream": stream}) for face, stream in WAYS if form != "allowed" or face != "messages"]
     ways.append(("responses", {"background": True}))
 
-    async def main(server: Server) -> None:
+    async with answering(client) as server:
+
         async def one(face: str, seed: int, fields: dict[str, Any]) -> None:
             fields = {**fields, **fields_of(face), "seed": seed, "logit_bias": BIAS}
             found = await ask(server, face, functions=FUNCTIONS, max_tokens=400 if allowed else 40, **fields)
@@ -66,8 +67,6 @@ def test_a_demanded_function_is_called(client: LocalClient, form: str) -> None:
             check_call(name, arguments, allowed)
 
         await asyncio.gather(*(one(face, seed, fields) for seed, (face, fields) in enumerate(ways)))
-
-    run(client, main)
 
 
 # These biases make control tokens likely: without a grammar most turns would be calls, or malformed.

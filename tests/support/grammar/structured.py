@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,9 @@ from chorale.config.engine import EngineConfig
 from chorale.model.config_writer import make_config
 from chorale.serve.engine.build import build_engine
 from chorale.testing.checkpoint_writer import write_random_checkpoint
-from chorale.tools.contract import ToolService
 from tests.support import PATIENCE
 from tests.support.local_client import LocalClient
-from tests.support.server import Server, with_server
+from tests.support.server import Server, served, with_server
 
 SIZES: dict[str, Any] = {
     "layers": 2,
@@ -37,11 +37,9 @@ def make_client(folder: Path, **options: Any) -> LocalClient:
     return LocalClient(core, info, max_queued_requests=4096)
 
 
-def run(
-    client: Any,
-    main: Callable[[Server], Awaitable[Any]],
-    seconds: float = PATIENCE,
-    tool_service: ToolService | None = None,
-) -> Any:
-    options = {"names": ("demo",), "system_start_date": "2026-01-02", "tool_service": tool_service}
-    return with_server(client, main, seconds=seconds, **options)
+def answering(client: Any, **options: Any) -> AbstractAsyncContextManager[Server]:
+    return served(client, names=("demo",), system_start_date="2026-01-02", **options)
+
+
+def run(client: Any, main: Callable[[Server], Awaitable[Any]], seconds: float = PATIENCE) -> Any:
+    return with_server(client, main, seconds=seconds, names=("demo",), system_start_date="2026-01-02")
