@@ -16,9 +16,7 @@ import torch
 from chorale import LLM, SamplingParams
 from chorale.config.engine import EngineConfig
 from chorale.engine.types import TokenChunk, choice_seed
-from chorale.errors import ChoraleError, ConfigError, ContextLengthError, EngineDeadError, EngineError
-from chorale.harmony.messages import Conversation, DeveloperContent, Message, SystemContent
-from chorale.harmony.render import render_conversation
+from chorale.errors import ConfigError, ContextLengthError, EngineDeadError, EngineError
 from chorale.harmony.vocab import (
     CALL,
     CHANNEL,
@@ -32,7 +30,6 @@ from chorale.harmony.vocab import (
     load_vocabulary,
 )
 from chorale.model.config_writer import make_config
-from chorale.requests.effort import DEFAULT_EFFORT
 from chorale.serve.engine import build
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.llm.scripted_core import scripted_llm
@@ -196,12 +193,6 @@ def test_special_tokens_are_shown_only_on_request(llm: LLM) -> None:
     assert (shown, hidden, none) == ("<|start|><|start|>", "", "")
 
 
-def test_bad_words_are_not_generated(llm: LLM) -> None:
-    forced = {"logit_bias": dict.fromkeys(load_vocabulary().encode(" dog"), 100.0), "max_tokens": 3}
-    assert llm.generate([[9]], SamplingParams(**forced))[0].outputs[0].text == " dog dog dog"
-    assert "dog" not in llm.generate([[9]], SamplingParams(**forced, bad_words=["dog"]))[0].outputs[0].text
-
-
 def test_output_is_limited_by_the_context_length(llm: LLM) -> None:
     output = llm.generate([[1] * 500], SamplingParams(max_tokens=100, ignore_eos=True))[0].outputs[0]
     assert (len(output.token_ids), output.finish_reason) == (12, "length")
@@ -294,29 +285,6 @@ def test_the_harmony_example_of_vllm_runs(llm: LLM, tmp_path: Path, monkeypatch:
     assert generate(logit_bias={stop_token_ids[0]: 100.0}) == [stop_token_ids[0]]
 
 
-def test_chat_renders_the_prompt_of_the_server(llm: LLM) -> None:
-    params = SamplingParams(max_tokens=4, seed=1)
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <|end|>"}]
-    outputs = llm.chat([messages, messages[1:]], params, reasoning_effort="high")
-    assert len(outputs) == 2
-    date = load_vocabulary().decode(outputs[0].prompt_token_ids).split("Current date: ")[1][:10]
-    expected = Conversation(
-        (
-            Message("system", SystemContent(current_date=date, reasoning_effort="high")),
-            Message("developer", DeveloperContent("Be brief.")),
-            Message("user", "Hi <|end|>"),
-        )
-    )
-    assert outputs[0].prompt_token_ids == render_conversation(expected, load_vocabulary())
-    assert llm.chat(messages, params)[0].prompt_token_ids != outputs[0].prompt_token_ids
-    assert DEFAULT_EFFORT == "medium"
-    lined = [{"role": "system", "content": "Be brief.\nReasoning: high"}, messages[1]]
-    assert llm.chat(lined, params)[0].prompt_token_ids == outputs[0].prompt_token_ids
-    assert llm.chat(lined, params, reasoning_effort="low")[0].prompt_token_ids != outputs[0].prompt_token_ids
-    with pytest.raises(ChoraleError, match="role"):
-        llm.chat([{"role": "wizard", "content": "x"}], params)
-
-
 HI = [{"role": "user", "content": "Hi"}]
 SKY = [{"type": "function", "function": {"name": "sky", "parameters": {"type": "object"}}}]
 
@@ -355,13 +323,6 @@ def test_the_text_of_a_chat_turn_includes_the_stop_token_on_request(monkeypatch:
             assert output.token_ids[-1] == output.stop_reason == answer[-1]
 
 
-def test_a_chat_turn_ignores_stop_strings_within_min_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    vocab = load_vocabulary()
-    ids = [CHANNEL, *vocab.encode("final"), MESSAGE, *vocab.encode("One. Two. Three.")]
-    with scripted_llm(monkeypatch, ids) as (llm, _):
-        assert llm.chat(HI, SamplingParams(stop=".", min_tokens=5))[0].outputs[0].text == "One. Two"
-
-
 def test_logprobs_belong_to_the_tokens_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn that repeats itself is cut, and its answer is forced. Tokens past the cut are discarded."""
     vocab = load_vocabulary()
@@ -393,14 +354,6 @@ def test_a_turn_that_ends_after_its_reasoning_is_asked_for_an_answer(monkeypatch
     header = [END, START, *vocab.encode("assistant"), CHANNEL, *vocab.encode("final"), MESSAGE]
     assert later[0].prompt_token_ids == [*first.prompt_token_ids, *thought[:-1], *header]
     assert later[0].sampling.max_tokens == 50 - len(thought)
-
-
-def test_a_turn_without_room_for_its_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    thought = [CHANNEL, *load_vocabulary().encode("analysis"), MESSAGE, RETURN]
-    with scripted_llm(monkeypatch, thought) as (llm, core):
-        output = llm.chat(HI, SamplingParams(max_tokens=len(thought)))[0].outputs[0]
-    assert (output.finish_reason, output.token_ids) == ("length", thought)
-    assert len(core.requests) == 1
 
 
 def test_an_empty_answer_at_the_default_max_tokens_is_warned_of_once(
@@ -636,17 +589,6 @@ def test_unknown_arguments_fail_and_unused_ones_warn(folder: Path, caplog: pytes
 
 
 # --------------------------------------------------------------------------- one choice, token by token
-
-
-def test_the_output_does_not_depend_on_the_sizes_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = load_vocabulary().encode("naïve 🦊 fox STOPPED here")
-    for stop in (None, ["STOP"], ["fox S", "here"]):
-        found = set()
-        for size in (1, 2, 3, 100):
-            with scripted_llm(monkeypatch, ids, size=size) as (llm, _):
-                output = llm.generate([[1]], SamplingParams(stop=stop, max_tokens=100))[0].outputs[0]
-            found.add((output.text, output.finish_reason, tuple(output.token_ids)))
-        assert len(found) == 1
 
 
 @pytest.mark.parametrize("stop", [None, ["zz"], ["\ufffd"]])

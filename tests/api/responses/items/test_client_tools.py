@@ -311,19 +311,6 @@ async def test_a_call_of_another_server_is_rendered_from_its_item(
         assert f"to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>" in server.prompt()
 
 
-async def test_an_interrupted_call_is_incomplete() -> None:
-    async with serve(
-        '<|channel|>commentary to=functions.shell <|constrain|>json<|message|>{"commands":["l'
-    ) as server:
-        _, body = await server.post(input="x", tools=[{"type": "shell"}])
-        [item] = body["output"]
-        assert (body["status"], item["status"], item["action"]["commands"]) == (
-            "incomplete",
-            "incomplete",
-            [],
-        )
-
-
 async def test_tools_of_a_namespace_have_prefixed_names_in_the_prompt() -> None:
     item, _, prompt = await both(calls("crm__lookup", "{}"), tools=[NAMESPACE, TOOL])
     assert (item["type"], item["name"], item["namespace"]) == ("function_call", "lookup", "crm")

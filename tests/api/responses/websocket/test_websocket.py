@@ -29,7 +29,6 @@ from chorale.api.responses.websocket import lanes, socket
 from chorale.config.engine import hash_key
 from chorale.errors import EngineError
 from chorale.testing.scripted_client import Script, ScriptedClient
-from chorale.turns.choice import runaway
 from tests.support import PATIENCE
 from tests.support.event_loop import until
 from tests.support.raw_http import call, connect, exchange
@@ -248,17 +247,6 @@ async def test_a_warm_up_computes_the_prompt_and_can_be_continued() -> None:
         assert (await until_end(connection))[-1]["type"] == "response.completed"
 
 
-async def test_a_compacted_conversation_can_begin_a_new_chain() -> None:
-    async with served() as server:
-        said = [{"type": "message", "role": "user", "content": "The word is slate."}]
-        compacted = await call(server.port, "POST", "/v1/responses/compact", {"model": "demo", "input": said})
-        assert compacted.status == 200
-        question = {"type": "message", "role": "user", "content": "Which word?"}
-        async with opened(server) as connection:
-            end = await ask(connection, store=False, input=[*compacted.json["output"], question])
-            assert end["type"] == "response.completed"
-
-
 # --------------------------------------------------------------------------- errors
 
 
@@ -319,18 +307,6 @@ async def test_lanes_are_admitted_like_separate_requests() -> None:
             client.max_in_flight = 3
             assert (await ask(connection, stream_id="c"))["type"] == "response.completed"
         await until(lambda: client.num_in_flight == 0)
-
-
-async def test_endless_reasoning_is_cut_and_an_answer_is_forced() -> None:
-    """See test_runaway.py."""
-    thoughts = "<|end|><|start|>assistant<|channel|>analysis<|message|>".join(["x"] * 1000)
-    texts = ["<|channel|>analysis<|message|>" + thoughts, "So be it.<|return|>"]
-    client = ScriptedClient(lambda request, index: Script(tokens(texts[min(len(client.requests), 2) - 1])))
-    async with served(client) as server, opened(server) as connection:
-        response = (await ask(connection))["response"]
-        kinds = [item["type"] for item in response["output"]]
-        assert kinds == ["reasoning"] * runaway.MAX_ANALYSIS + ["message"]
-        assert response["output"][-1]["content"][0]["text"] == "So be it."
 
 
 async def test_a_failed_response_has_one_terminal_event() -> None:
