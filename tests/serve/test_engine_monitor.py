@@ -37,7 +37,7 @@ from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import collect, expected, request, rig, until
 from tests.support.serve.quota import cpu_quota, has_quotas
 
-QUICK = WatchLimits(heartbeat_timeout=3.0, dump_grace=0.05, kill_grace=1.0)
+QUICK = WatchLimits(heartbeat_timeout=1.5, dump_grace=0.05, kill_grace=1.0)
 
 
 async def test_a_stopped_engine_is_killed_and_replaced() -> None:

@@ -274,7 +274,7 @@ async def test_a_dead_api_worker_is_replaced_and_the_other_serves_meanwhile() ->
 
 async def test_a_stopped_api_worker_is_replaced() -> None:
     """The other worker still answers health probes, so only the missing heartbeats reveal it."""
-    async with serve(server=WORKERS) as s:
+    async with serve(server=WORKERS, engine={"heartbeat_timeout": 1.5}) as s:  # 3 s for a worker
         await s.listening()
         await until(lambda: len(s.children("api_process")) == 2, "two workers")
         await s.answers(200)

@@ -20,7 +20,7 @@ from tests.support.responses import serve
 from tests.support.store.postgres import hung
 
 HELLO = "<|channel|>final<|message|>Hello.<|return|>"
-LOCK_SECONDS = 0.6
+LOCK_SECONDS = 0.3
 SLACK = 4.0  # seconds, for two busy cores; operations that wait one after another take longer
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from chorale.store.store import SqliteStore
 from tests.support.server import served
 
 
 async def test_the_metric_follows_the_store(tmp_path: Path) -> None:
     path = tmp_path / "r.sqlite3"
-    async with served(response_store=str(path)) as server:
+    async with served(store=SqliteStore(str(path), lock_seconds=0.2)) as server:
         http = server.http
 
         async def up() -> str:

@@ -1,6 +1,6 @@
 """The whole server as ``chorale serve`` runs it, with the fake engine. Writes a JSON line for each event.
 
-Arguments: a JSON object with ``behaviour``, ``server`` and ``limits`` (all optional).
+Arguments: a JSON object with ``behaviour``, ``engine``, ``server`` and ``limits`` (all optional).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import signal
 import socket
 import sys
+from dataclasses import replace
 
 import msgspec
 
@@ -42,7 +43,7 @@ def main() -> int:
     if server.log_format == "json":
         configure_logging(LogOptions(server.log_level, server.log_format))
     return supervisor.run(
-        msgspec.convert(given.get("behaviour", {}), Behaviour).encode(),
+        replace(msgspec.convert(given.get("behaviour", {}), Behaviour).encode(), **given.get("engine", {})),
         server,
         api_key_hashes=[hash_key(key) for key in given.get("keys", [])],
         on_status=on_status,
