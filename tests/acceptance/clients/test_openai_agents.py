@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from chorale.testing.scripted_client import ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds
-from tests.support.server import Server, in_thread
+from tests.support.server import Server, served
 
 agents = pytest.importorskip("agents")
 import openai  # noqa: E402
@@ -27,22 +29,18 @@ def _quiet() -> None:
     agents.set_tracing_disabled(True)  # it would send traces to OpenAI
 
 
-def model(server: Server, kind: str) -> tuple[Any, openai.AsyncOpenAI]:
-    client = openai.AsyncOpenAI(base_url=server.url, api_key="unused", max_retries=0, timeout=30)
-    made = getattr(agents, MODELS[kind])
-    return made(model="demo", openai_client=client), client
-
-
-def run(server: Server, kind: str, work: Any) -> Any:
-    async def main() -> Any:
-        made, client = model(server, kind)
-        async with client:
-            try:
-                return await work(made)
-            finally:
-                await made.close()
-
-    return asyncio.run(main())
+@contextlib.asynccontextmanager
+async def model(script: ScriptedClient, kind: str) -> AsyncIterator[tuple[Any, Server]]:
+    """Yields a model of the framework, and its server."""
+    async with (
+        served(script, listens=True) as server,
+        openai.AsyncOpenAI(base_url=server.url, api_key="unused", max_retries=0, timeout=30) as client,
+    ):
+        made = getattr(agents, MODELS[kind])(model="demo", openai_client=client)
+        try:
+            yield made, server
+        finally:
+            await made.close()
 
 
 @agents.function_tool
@@ -52,18 +50,14 @@ def get_weather(city: str) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tool_is_called_and_its_result_reaches_the_answer(kind: str) -> None:
+async def test_a_tool_is_called_and_its_result_reaches_the_answer(kind: str) -> None:
     script = in_rounds(
         ANALYSIS + "I need the weather." + NEXT + call("get_weather", '{"city":"Paris"}') + CALL,
         FINAL + "Take an umbrella." + END,
     )
-    with in_thread(script) as server:
-
-        async def work(made: Any) -> Any:
-            agent = agents.Agent(name="Clerk", instructions="Be brief.", model=made, tools=[get_weather])
-            return await agents.Runner.run(agent, "What is the weather in Paris?")
-
-        result = run(server, kind, work)
+    async with model(script, kind) as (made, server):
+        agent = agents.Agent(name="Clerk", instructions="Be brief.", model=made, tools=[get_weather])
+        result = await agents.Runner.run(agent, "What is the weather in Paris?")
         assert result.final_output == "Take an umbrella."
         assert "It rains in Paris." in server.prompts()[1]
         if kind != "chat":  # Chat clients of this framework send no reasoning back
@@ -71,31 +65,23 @@ def test_a_tool_is_called_and_its_result_reaches_the_answer(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_streamed(kind: str) -> None:
+async def test_streamed(kind: str) -> None:
     script = in_rounds(call("get_weather", '{"city":"Oslo"}') + CALL, FINAL + "Wet, I fear." + END)
-    with in_thread(script) as server:
-
-        async def work(made: Any) -> tuple[str, str]:
-            agent = agents.Agent(name="Clerk", model=made, tools=[get_weather])
-            streamed, text = agents.Runner.run_streamed(agent, "Weather in Oslo?"), ""
-            async for event in streamed.stream_events():
-                if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
-                    text += event.data.delta
-            return streamed.final_output, text
-
-        assert run(server, kind, work) == ("Wet, I fear.", "Wet, I fear.")
+    async with model(script, kind) as (made, _):
+        agent = agents.Agent(name="Clerk", model=made, tools=[get_weather])
+        streamed, text = agents.Runner.run_streamed(agent, "Weather in Oslo?"), ""
+        async for event in streamed.stream_events():
+            if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
+                text += event.data.delta
+        assert (streamed.final_output, text) == ("Wet, I fear.", "Wet, I fear.")
 
 
-def test_handoff() -> None:
+async def test_handoff() -> None:
     script = in_rounds(call("transfer_to_spanish_agent", "{}") + CALL, FINAL + "Hola." + END)
-    with in_thread(script) as server:
-
-        async def work(made: Any) -> Any:
-            spanish = agents.Agent(name="Spanish agent", instructions="Answer in Spanish.", model=made)
-            triage = agents.Agent(name="Triage", model=made, handoffs=[spanish])
-            return await agents.Runner.run(triage, "Hola, como estas?")
-
-        result = run(server, "responses", work)
+    async with model(script, "responses") as (made, server):
+        spanish = agents.Agent(name="Spanish agent", instructions="Answer in Spanish.", model=made)
+        triage = agents.Agent(name="Triage", model=made, handoffs=[spanish])
+        result = await agents.Runner.run(triage, "Hola, como estas?")
         assert result.final_output == "Hola."
         assert result.last_agent.name == "Spanish agent"
         assert "Answer in Spanish." in server.prompts()[1]
@@ -103,62 +89,49 @@ def test_handoff() -> None:
 
 @pytest.mark.parametrize("kind", ["responses", "chat"])
 @pytest.mark.parametrize("choice", ["required", "get_weather"])
-def test_forced_tool_choice(kind: str, choice: str) -> None:
+async def test_forced_tool_choice(kind: str, choice: str) -> None:
     script = in_rounds(call("get_weather", '{"city":"Rome"}') + CALL, FINAL + "Done." + END)
-    with in_thread(script) as server:
-
-        async def work(made: Any) -> Any:
-            settings = agents.ModelSettings(tool_choice=choice)
-            agent = agents.Agent(name="Clerk", model=made, tools=[get_weather], model_settings=settings)
-            return await agents.Runner.run(agent, "Rome?")
-
-        assert run(server, kind, work).final_output == "Done."
+    async with model(script, kind) as (made, server):
+        settings = agents.ModelSettings(tool_choice=choice)
+        agent = agents.Agent(name="Clerk", model=made, tools=[get_weather], model_settings=settings)
+        result = await agents.Runner.run(agent, "Rome?")
+        assert result.final_output == "Done."
         demanded, free = (request.sampling.grammar for request in server.client.requests)
         assert demanded != free  # the framework demands the call once; its functions are strict both times
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_structured_output(kind: str) -> None:
+async def test_structured_output(kind: str) -> None:
     from pydantic import BaseModel
 
     class Person(BaseModel):
         name: str
         age: int
 
-    with in_thread(in_rounds(FINAL + '{"name":"Ada","age":36}' + END)) as server:
-
-        async def work(made: Any) -> Any:
-            agent = agents.Agent(name="Clerk", model=made, output_type=Person)
-            return await agents.Runner.run(agent, "Ada is 36.")
-
-        assert run(server, kind, work).final_output == Person(name="Ada", age=36)
+    async with model(in_rounds(FINAL + '{"name":"Ada","age":36}' + END), kind) as (made, server):
+        agent = agents.Agent(name="Clerk", model=made, output_type=Person)
+        result = await agents.Runner.run(agent, "Ada is 36.")
+        assert result.final_output == Person(name="Ada", age=36)
         assert server.client.requests[0].sampling.grammar is not None
 
 
-def test_a_session_remembers() -> None:
+async def test_a_session_remembers() -> None:
     script = in_rounds(FINAL + "Nice to meet you." + END, FINAL + "Ada." + END)
-    with in_thread(script) as server:
-
-        async def work(made: Any) -> Any:
-            agent, session = agents.Agent(name="Clerk", model=made), agents.SQLiteSession("one")
-            await agents.Runner.run(agent, "I am Ada.", session=session)
-            found = await agents.Runner.run(agent, "Who am I?", session=session)
-            session.close()
-            return found
-
-        assert run(server, "responses", work).final_output == "Ada."
+    async with model(script, "responses") as (made, server):
+        agent, session = agents.Agent(name="Clerk", model=made), agents.SQLiteSession("one")
+        await agents.Runner.run(agent, "I am Ada.", session=session)
+        found = await agents.Runner.run(agent, "Who am I?", session=session)
+        session.close()
+        assert found.final_output == "Ada."
         assert "I am Ada." in server.prompts()[1]
         assert "Nice to meet you." in server.prompts()[1]
 
 
-def test_previous_response_id_carries_the_turn() -> None:
+async def test_previous_response_id_carries_the_turn() -> None:
     script = in_rounds(FINAL + "Noted." + END, FINAL + "Seven." + END)
-    with in_thread(script) as server:
-
-        async def work(made: Any) -> Any:
-            agent = agents.Agent(name="Clerk", model=made)
-            first = await agents.Runner.run(agent, "Remember seven.")
-            return await agents.Runner.run(agent, "What?", previous_response_id=first.last_response_id)
-
-        assert run(server, "responses", work).final_output == "Seven."
+    async with model(script, "responses") as (made, server):
+        agent = agents.Agent(name="Clerk", model=made)
+        first = await agents.Runner.run(agent, "Remember seven.")
+        result = await agents.Runner.run(agent, "What?", previous_response_id=first.last_response_id)
+        assert result.final_output == "Seven."
         assert "Remember seven." in server.prompts()[1]
