@@ -19,7 +19,7 @@ from chorale.config.engine import hash_key
 from tests.support.raw_http import Answer, Probe, call, exchange
 from tests.support.scripted import scripted
 from tests.support.server import Server, make_state
-from tests.support.server import served as started
+from tests.support.server import served_on_port as served
 
 KEY = "sk-canary-7f3a9"
 WEBSOCKET = {
@@ -28,10 +28,6 @@ WEBSOCKET = {
     "sec-websocket-version": "13",
     "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
 }
-
-
-def served(client: Any = None, **options: Any) -> AbstractAsyncContextManager[Server]:
-    return started(client, listens=True, **options)
 
 
 def probed() -> AbstractAsyncContextManager[Server]:

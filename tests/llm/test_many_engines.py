@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,20 +79,18 @@ def test_two_engines_give_the_tokens_of_one(folder: Path, two: LLM) -> None:
     assert all(each.stats.num_steps for each in engine(two)._client.engines)  # both have worked
 
 
+def bar(update: Callable[[int], None]) -> Any:
+    """Returns a progress bar that calls ``update``."""
+    return lambda **_: SimpleNamespace(postfix="", update=update, close=lambda: None)
+
+
 def test_an_interrupt_aborts_the_call_and_leaves_the_engines_usable(two: LLM) -> None:
-    def interrupt(*_: object, **__: object) -> None:
+    def interrupt(count: int) -> None:
         raise KeyboardInterrupt
-
-    class Bar:
-        postfix = ""
-
-        def close(self) -> None: ...
-
-        update = interrupt
 
     params = [SamplingParams(max_tokens=2)] + [SamplingParams(max_tokens=490, ignore_eos=True)] * 7
     with pytest.raises(KeyboardInterrupt):
-        two.generate(PROMPTS[:8], params, use_tqdm=lambda **_: Bar())
+        two.generate(PROMPTS[:8], params, use_tqdm=bar(interrupt))
     assert engine(two)._client.num_in_flight == 0
     assert len(two.generate(PROMPTS[:3], SamplingParams(max_tokens=2))) == 3
 
@@ -99,20 +98,15 @@ def test_an_interrupt_aborts_the_call_and_leaves_the_engines_usable(two: LLM) ->
 def test_killing_an_engine_during_a_call_changes_no_token(two: LLM) -> None:
     killed: list[int] = []
 
-    class Bar:
-        postfix = ""
-
-        def update(self, count: int) -> None:
-            if not killed:
-                killed.append(pids(two)[0])
-                os.kill(killed[0], signal.SIGKILL)
-
-        def close(self) -> None: ...
+    def kill(count: int) -> None:
+        if not killed:
+            killed.append(pids(two)[0])
+            os.kill(killed[0], signal.SIGKILL)
 
     short, long = SamplingParams(max_tokens=2), SamplingParams(max_tokens=300, ignore_eos=True, seed=7)
     params = [short] * 2 + [long] * 6
     expected = outputs(two.generate(PROMPTS[:8], params))[2:]
-    assert outputs(two.generate(PROMPTS[:8], params, use_tqdm=lambda **_: Bar()))[2:] == expected
+    assert outputs(two.generate(PROMPTS[:8], params, use_tqdm=bar(kill)))[2:] == expected
     assert len(two.generate(PROMPTS[:3], SamplingParams(max_tokens=2))) == 3  # waits until both are ready
     assert killed[0] not in pids(two)
 
@@ -120,16 +114,11 @@ def test_killing_an_engine_during_a_call_changes_no_token(two: LLM) -> None:
 def test_a_call_within_a_call_is_refused(two: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_INTERVAL", 0.0)  # else the bar may be updated only after the call
 
-    class Bar:
-        postfix = ""
-
-        def update(self, count: int) -> None:
-            two.generate(PROMPTS[:1], SamplingParams(max_tokens=2))
-
-        def close(self) -> None: ...
+    def call_again(count: int) -> None:
+        two.generate(PROMPTS[:1], SamplingParams(max_tokens=2))
 
     with pytest.raises(RuntimeError, match="within a call"):
-        two.generate(PROMPTS[:2], SamplingParams(max_tokens=2), use_tqdm=lambda **_: Bar())
+        two.generate(PROMPTS[:2], SamplingParams(max_tokens=2), use_tqdm=bar(call_again))
     assert engine(two)._client.num_in_flight == 0
 
 

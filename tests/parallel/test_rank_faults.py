@@ -33,11 +33,6 @@ NOTICED = 3.0  # seconds
 SLOW_MACHINE = 3.0  # more, where a machine has two busy cores
 
 
-@pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_checkpoint(tmp_path_factory.mktemp("odd"), make_config(**ODD), seed=3)
-
-
 @pytest.fixture
 def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder for temporary files, which must be empty at the end."""

@@ -20,7 +20,6 @@ from chorale.grammar import constraint
 from chorale.grammar.frames import raw_grammar
 from chorale.model.config_writer import make_config
 from chorale.testing.checkpoint_writer import write_random_checkpoint
-from tests.parallel.test_shared_model import ODD
 from tests.support.device.draft_worlds import check_equal as check_nearly_equal
 from tests.support.engine.drafters import knowing
 from tests.support.engine.integrity import check_integrity
@@ -39,11 +38,6 @@ WIDE: dict[str, Any] = {
     "sliding_window": 32,
 }
 Answers = dict[str, list[Answer]]
-
-
-@pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_checkpoint(tmp_path_factory.mktemp("odd"), make_config(**ODD), seed=3)
 
 
 @pytest.fixture(scope="module")

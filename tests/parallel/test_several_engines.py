@@ -18,17 +18,11 @@ from chorale.runtime.sizing.resolve import Resolved, resolve
 from chorale.serve.engine import build_rank
 from chorale.serve.engine.build import build_engine
 from chorale.serve.engine.ranks import common_memory
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.parallel.test_shared_model import ODD
 from tests.support.runtime import make_engine, random_prompt, request, run
 
 MIB = 2**20
 RICH, POOR = 2048 * MIB, 512 * MIB
-
-
-@pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_checkpoint(tmp_path_factory.mktemp("odd"), make_config(**ODD), seed=3)
 
 
 def test_two_engines_of_ranks_do_not_meet(odd: Path) -> None:

@@ -94,11 +94,10 @@ def graph_engine(folder: Path, size: int) -> tuple[EngineCore, ThreadedExecutor]
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_captured_steps(tmp_path: Path, size: int) -> None:
-    folder = write_random_checkpoint(tmp_path / "odd", make_config(**ODD), seed=3)
+def test_captured_steps(odd: Path, size: int) -> None:
     requests = common(random_prompt(40, 6))
-    alone = make_engine(folder, max_model_len=512)
-    core, executor = graph_engine(folder, size)
+    alone = make_engine(odd, max_model_len=512)
+    core, executor = graph_engine(odd, size)
     executor.prepare(WorkerCall("capture_decode", {"rows": 2, "longest": 512, "filtered": True}))
     executor.prepare(WorkerCall("try_size", {"num_tokens": 64, "rows": 4}))
     check_equal(run(core, requests), run(alone, requests))
@@ -114,12 +113,11 @@ def test_captured_steps(tmp_path: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
-def test_drafts(tmp_path: Path, size: int) -> None:
+def test_drafts(odd: Path, size: int) -> None:
     """Each rank verifies a draft by itself, in captured forward passes and with each kind of sampling."""
-    folder = write_random_checkpoint(tmp_path / "odd", make_config(**ODD), seed=3)
     requests = common(random_prompt(40, 6))
-    expected = run(make_engine(folder, max_model_len=512), requests)
-    core, executor = graph_engine(folder, size)
+    expected = run(make_engine(odd, max_model_len=512), requests)
+    core, executor = graph_engine(odd, size)
     drafts = knowing(expected, most=5, varies=True, wrong=0.2, vocab_size=core.limits.vocab_size)
     drafted = with_drafter(core, drafts)
     check_equal(run(drafted, requests), expected)

@@ -262,6 +262,10 @@ async def served(
         yield Server(http, sdk, state.client, state, app, strict, found, batches, runner)
 
 
+def served_on_port(client: Any = None, **options: Any) -> contextlib.AbstractAsyncContextManager[Server]:
+    return served(client, listens=True, **options)
+
+
 def with_server(
     client: Any,
     main: Callable[[Server], Awaitable[Any]],

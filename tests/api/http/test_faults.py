@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
-from chorale.testing.scripted_client import ScriptedClient
 from tests.support.event_loop import until
 from tests.support.raw_http import call, connect, read_answer
 from tests.support.scripted import scripted
-from tests.support.server import Server
-from tests.support.server import served as started
+from tests.support.server import served_on_port as served
 
 TEXT = [200005, 17196, 200008, 13225, 11, 1495]  # <|channel|>final<|message|>Hello, ...
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "Hi"}]}
-
-
-def served(client: ScriptedClient, **config: Any) -> AbstractAsyncContextManager[Server]:
-    return started(client, listens=True, **config)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from chorale.api.app import all_routes
 from chorale.config.engine import hash_key
 from tests.support.raw_http import call
 from tests.support.server import Server
-from tests.support.server import served as started
+from tests.support.server import served_on_port as served
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 FORM = (
@@ -33,10 +32,6 @@ OWN: list[dict[str, str]] = [
     {"origin": "https://chat.example", "sec-fetch-site": "same-origin"},  # a proxy has replaced the Host
     {"sec-fetch-site": "none"},
 ]
-
-
-def served(**config: Any) -> AbstractAsyncContextManager[Server]:
-    return started(listens=True, **config)
 
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)

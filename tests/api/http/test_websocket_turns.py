@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AbstractAsyncContextManager
 from socket import socket
 from typing import Any
 
@@ -13,8 +12,7 @@ import uvloop
 
 from chorale.api.http.websocket import WebSocketProtocol
 from tests.support.raw_http import call, exchange
-from tests.support.server import Server
-from tests.support.server import served as started
+from tests.support.server import served_on_port as served
 
 RUN = uvloop.run
 HANDSHAKE = (
@@ -22,10 +20,6 @@ HANDSHAKE = (
     b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n%s\r\n"
 )
 PING = b"\x89\x80\x00\x00\x00\x00"
-
-
-def served() -> AbstractAsyncContextManager[Server]:
-    return started(listens=True)
 
 
 def opened(port: int, with_handshake: bytes = b"") -> socket:

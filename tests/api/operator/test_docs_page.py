@@ -6,9 +6,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,8 +17,8 @@ from chorale.config.engine import hash_key
 from tests.support.browsers.chromium import PATH, Page
 from tests.support.raw_http import call
 from tests.support.scripted import FINAL, playing
-from tests.support.server import Server, in_thread
-from tests.support.server import served as started
+from tests.support.server import in_thread
+from tests.support.server import served_on_port as served
 
 browser = pytest.mark.skipif(PATH is None, reason="there is no Chromium on this machine")
 
@@ -89,10 +87,6 @@ def test_a_page_of_another_origin_opens_no_websocket(page: Page) -> None:
             page.open(f"http://{host}:{server.port}/health")  # a page without a content security policy
             page.until(f"location.hostname === '{host}' && document.readyState === 'complete'")
             assert page.value(script.replace("PORT", str(server.port))) == found
-
-
-def served(client: Any = None, **config: Any) -> AbstractAsyncContextManager[Server]:
-    return started(client, listens=True, **config)
 
 
 async def test_files_are_served_plain_or_compressed_with_a_strict_policy() -> None:
