@@ -154,53 +154,37 @@ async def test_health_is_503_with_progress_while_loading_and_sigterm_interrupts_
         assert not is_running(engine)
 
 
-NO_FILE = {"ssl_certfile": "/no/cert", "ssl_keyfile": "/no/key"}
-NO_CERTIFICATE = {"ssl_certfile": __file__, "ssl_keyfile": __file__}  # readable, but not PEM
-NO_STORE = {"response_store": "/"}
-
-
-@pytest.mark.parametrize(
-    ("server", "fault", "code"),
-    [
-        pytest.param({}, NO_FILE, 2, id="one-no file"),
-        pytest.param({}, NO_CERTIFICATE, 2, id="one-no certificate"),
-        pytest.param({}, NO_STORE, 2, id="one-store"),
-        pytest.param(WORKERS, NO_FILE, 2, id="workers-no file", marks=pytest.mark.slow),
-        pytest.param(WORKERS, NO_CERTIFICATE, 2, id="workers-no certificate", marks=pytest.mark.slow),
-        pytest.param(WORKERS, NO_STORE, 2, id="workers-store", marks=pytest.mark.slow),
-    ],
-)
-async def test_the_error_for_an_unusable_file_names_it_without_a_traceback(
-    server: dict[str, int], fault: dict[str, str], code: int
-) -> None:
-    limits = {"backoff": 0.01}
-    async with serve(server=server | fault, limits=limits, stderr=asyncio.subprocess.PIPE) as s:
-        assert s.process.stderr is not None
-        said = (await s.process.stderr.read()).decode()
-        assert await ended(s) == code
-        assert all(path in said for path in fault.values()), said
-        assert "Traceback" not in said, said
-
-
 def use_another_vocabulary(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Makes the HTTP side fail before it listens."""
     (folder / "o200k_base.tiktoken").write_text("IQ== 0\n")
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(folder))
 
 
+UNUSABLE = {
+    "no file": {"ssl_certfile": "/no/cert", "ssl_keyfile": "/no/key"},
+    "no certificate": {"ssl_certfile": __file__, "ssl_keyfile": __file__},  # readable, but not PEM
+    "store": {"response_store": "/"},
+    "vocabulary": {},
+}
+
+
 @pytest.mark.parametrize(
     "server", [{}, pytest.param(WORKERS, marks=pytest.mark.slow)], ids=["one", "workers"]
 )
-async def test_the_error_for_a_wrong_vocabulary_names_it_without_a_traceback(
-    server: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("fault", UNUSABLE)
+async def test_the_error_for_an_unusable_file_names_it_without_a_traceback(
+    server: dict[str, int], fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    use_another_vocabulary(monkeypatch, tmp_path)
-
-    async with serve(server=server, limits={"backoff": 0.01}, stderr=asyncio.subprocess.PIPE) as s:
+    files = list(UNUSABLE[fault].values())
+    if fault == "vocabulary":
+        use_another_vocabulary(monkeypatch, tmp_path)
+        files = [str(tmp_path / "o200k_base.tiktoken")]
+    limits = {"backoff": 0.01}
+    async with serve(server=server | UNUSABLE[fault], limits=limits, stderr=asyncio.subprocess.PIPE) as s:
         assert s.process.stderr is not None
         said = (await s.process.stderr.read()).decode()
         assert await ended(s) == 2
-        assert str(tmp_path / "o200k_base.tiktoken") in said, said
+        assert all(path in said for path in files), said
         assert "Traceback" not in said, said
 
 
