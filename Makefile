@@ -9,7 +9,7 @@ bin := $(VENV)/bin
 
 SINCE ?= main~1
 
-.PHONY: serve test test-all lint types check coverage mutants docs deploy-check clean
+.PHONY: serve test test-all lint types check coverage mutants docs deploy-check release clean
 
 serve: export CHORALE_PORT_HINT = make serve ARGS="--port 9000"
 serve: $(VENV)/.installed
@@ -55,6 +55,10 @@ docs: $(VENV)/.installed-docs
 # The linters of deploy/ that this machine has; lists those that it has not, and how to get them.
 deploy-check: $(VENV)/.installed-test
 	PATH="$(CURDIR)/$(bin):$$PATH" sh scripts/check_deploy.sh
+
+# The files of a release in dist/: sdist, wheel of this machine, software bill of materials, checksums.
+release:
+	sh scripts/release.sh "$(PYTHON)"
 
 $(VENV)/bin/python:
 	sh scripts/make-venv.sh "$(PYTHON)" "$(VENV)"

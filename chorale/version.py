@@ -1,3 +1,8 @@
-"""The version, in one place."""
+"""The version: that of the git tag, which the build writes into ``chorale/_version.py``."""
 
-__version__ = "0.1.0"
+try:
+    from chorale._version import __version__
+except ImportError:  # a checkout that was not installed
+    __version__ = "0.0.0"
+
+__all__ = ["__version__"]

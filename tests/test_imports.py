@@ -18,7 +18,8 @@ PACKAGE = Path(chorale.__file__).parent
 DIRECTIONS = """
 errors:
 ids:
-version:
+_version:
+version: _version
 config: errors
 machine: config errors version
 harmony: errors machine

@@ -33,33 +33,24 @@ COMMANDS = {
     "eval": ("chorale.cli.commands.measure.eval", "score a model's answers, or compare two servers"),
     "pull": ("chorale.cli.commands.models.models:run_pull", "download a model, or resume a download"),
     "list": ("chorale.cli.commands.models.models:run_list", "list the models on this machine"),
-    "fit": (
-        "chorale.cli.commands.machine.fit",
-        "show whether a model fits on this machine or on another GPU",
-    ),
+    "fit": ("chorale.cli.commands.machine.fit", "show whether a model fits on this machine or a GPU"),
     "warm": ("chorale.cli.commands.machine.warm", "compile a server's kernels in advance"),
     "doctor": ("chorale.cli.commands.machine.doctor", "check this machine and suggest fixes"),
     "selfcheck": (
         "chorale.cli.commands.measure.selfcheck",
         "check that this machine computes correct results",
     ),
-    "config": (
-        "chorale.cli.commands.serve.config",
-        "show the resulting configuration and where each value comes from",
-    ),
+    "config": ("chorale.cli.commands.serve.config", "show the configuration and where each value comes from"),
     "collect-env": (
         "chorale.cli.commands.machine.collect_env",
         "print versions and hardware for a bug report",
     ),
     "tools": ("chorale.cli.commands.serve.tools", "check the built-in tools, or serve them over MCP"),
-    "vocab": (
-        "chorale.cli.commands.models.export:run_vocab",
-        "write the vocabulary to a folder, for other harmony tools",
-    ),
+    "vocab": ("chorale.cli.commands.models.export:run_vocab", "write the vocabulary for other harmony tools"),
     "completion": ("chorale.cli.completion", "print a completion script for bash, zsh or fish"),
     "demo": (
         "chorale.cli.commands.models.export:run_demo",
-        "write the built-in demo model to a folder, as a checkpoint",
+        "write the demo model to a folder, as a checkpoint",
     ),
 }
 
@@ -73,7 +64,8 @@ def unsupported(system: str) -> str | None:
 
 def usage() -> str:
     lines = [
-        f"chorale {__version__}: a serving engine for gpt-oss-20b and gpt-oss-120b",
+        f"chorale {__version__}",
+        "A serving engine for gpt-oss-20b and gpt-oss-120b.",
         "",
         "usage: chorale COMMAND [options]",
         "",

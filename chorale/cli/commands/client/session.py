@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -42,10 +43,8 @@ def typed_lines() -> Iterator[str]:
     """Yields lines until the end of the input or Ctrl-C, after a prompt on a terminal."""
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        try:
+        with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (gives input() the arrow keys and a history)
-        except ImportError:
-            pass
     while True:
         try:
             line = input("> " if is_terminal else "")

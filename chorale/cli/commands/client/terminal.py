@@ -6,12 +6,11 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 
-if TYPE_CHECKING:
-    from chorale.cli.commands.client.markdown import MarkdownWriter
+from chorale.cli.commands.client.markdown import MarkdownWriter
 
 DIM, BOLD, RESET = "\033[2m", "\033[1m", "\033[0m"
 
@@ -43,9 +42,8 @@ class Printer:
 
     def __init__(self, plain: bool = False) -> None:
         self._styled = sys.stdout.isatty()
-        self._console = Console() if self._styled and not plain else None
-        if self._console is not None and self._console.is_dumb_terminal:
-            self._console = None
+        console = Console()
+        self._console = console if self._styled and not plain and not console.is_dumb_terminal else None
         self._markdown: MarkdownWriter | None = None
         self._mode = ""
 
@@ -73,8 +71,6 @@ class Printer:
         self._output.flush()
         self._mode = mode
         if self._console is not None and mode == "content":
-            from chorale.cli.commands.client.markdown import MarkdownWriter
-
             self._markdown = MarkdownWriter(self._console)
         elif self._styled and mode == "reasoning":
             sys.stdout.write(DIM)

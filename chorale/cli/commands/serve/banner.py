@@ -240,7 +240,7 @@ def banner(
     docs = "" if settings.server.disable_docs else f"    docs {url}/docs"
     yield f"API       {url}/v1    metrics {url}/metrics{docs}"
     if settings.server.uds is None:
-        yield f"page      {url}/ (chat and charts in a browser)"
+        yield f"page      {url}/ (chat and charts)"
     keys = len(settings.api_keys)
     yield f"auth      {'1 API key' if keys == 1 else f'{keys} API keys' if keys else 'no API key'}"
     yield (
@@ -257,7 +257,8 @@ def banner(
         yield "          for a real model: chorale serve gpt-oss-20b"
     if info.notes:
         yield f"warning   {'; '.join(info.notes)}"
-    yield f"ready in {seconds:.1f} s. Try:"
+    open_page = f"Open {url}/ in a browser, or try:" if settings.server.uds is None else "Try:"
+    yield f"ready in {seconds:.1f} s. {open_page}"
     yield "  " + curl(settings, url, names[0])
 
 
