@@ -33,7 +33,9 @@ watched() {
         sleep 1
         seconds=$(($(date +%s) - begin))
         if [ "$seconds" -ge "$next" ]; then
-            doing=$(tail -n 1 "$log" | sed "s/^ *//; s/^Preparing editable metadata.*/compiling the CPU kernels/" | cut -c 1-90)
+            doing=$(tail -n 1 "$log" | sed -e 's/^ *//' -e 's/^Preparing editable metadata.*/compiling the CPU kernels/' \
+                -e 's/^Installing collected packages.*/installing the packages/' \
+                -e 's/^Successfully uninstalled.*/installing the packages/' | cut -c 1-90)
             echo "  $seconds s: ${doing:-compiling Python files}"
             next=$((seconds + PROGRESS))
         fi

@@ -84,13 +84,9 @@ def engine_signature() -> inspect.Signature:
     """Returns the signature of ``LLM.__init__``."""
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     model = own.replace(name="model", default=_DEFAULTS["model"], annotation="str")
+    keyword = model.replace(kind=inspect.Parameter.KEYWORD_ONLY)
     others = [
-        model.replace(
-            name=name,
-            kind=inspect.Parameter.KEYWORD_ONLY,
-            default=_DEFAULTS[name],
-            annotation=kind.__forward_arg__,
-        )
+        keyword.replace(name=name, default=_DEFAULTS[name], annotation=kind.__forward_arg__)
         for name, kind in EngineOptions.__annotations__.items()
     ]
     return inspect.Signature([own, model, *others])

@@ -24,8 +24,8 @@ from chorale.requests.openai_client import DEFAULT_URL, Client, Endpoint, api_ur
 
 @contextlib.contextmanager
 def reach(url: str | None, api_key: str | None, serve_arguments: list[str]) -> Iterator[Endpoint]:
-    """Yields the server at ``url``. Without ``url``, yields the one at the default address if it answers and
-    there are no arguments; otherwise a private server, which ends with the block."""
+    """Yields the server at ``url``. Without it and ``serve_arguments``, yields that at the default address,
+    once it has loaded its model; if there is none, a private server, which ends with the block."""
     if url is None and not serve_arguments and _answers(DEFAULT_URL):
         url = DEFAULT_URL
     if url is not None:
@@ -35,11 +35,21 @@ def reach(url: str | None, api_key: str | None, serve_arguments: list[str]) -> I
         yield endpoint
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, pause: float = 0.5) -> bool:
+    told = False
+    while (status := _health(url, 10.0 if told else 0.3)) == 503:
+        if not told:
+            _show(f"waiting for the server at {url}, which is loading its model (Ctrl-C to give up) ...\n")
+        told = True
+        time.sleep(pause)
+    return status == 200
+
+
+def _health(url: str, seconds: float) -> int | None:
     try:
-        return httpx2.get(url.removesuffix("/v1") + "/health", timeout=0.3).status_code == 200
+        return httpx2.get(url.removesuffix("/v1") + "/health", timeout=seconds).status_code
     except httpx2.HTTPError:
-        return False
+        return None
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ from chorale import LLM, SamplingParams
 from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
 from chorale.llm.options import EngineOptions, as_arguments
-from chorale.llm.params import _Fields
 
 # Fields with a wider type in LLM: a list for a tuple, a dictionary for an object.
 WIDER = {
@@ -44,12 +43,6 @@ def test_help_has_type_default_and_meaning_of_each_argument(described: type) -> 
         assert row is not None, name
         assert row[1] == parameter.annotation
         assert row[2] == repr(parameter.default)
-
-
-def test_editors_see_the_arguments_of_sampling_params() -> None:
-    """Type checkers read the dataclass, whose fields are those of the signature."""
-    fields = [field.name for field in dataclasses.fields(_Fields)]
-    assert list(inspect.signature(SamplingParams).parameters) == fields
 
 
 def test_errors_of_llm_name_arguments() -> None:
