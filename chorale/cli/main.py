@@ -53,6 +53,8 @@ COMMANDS = {
         "write the demo model to a folder, as a checkpoint",
     ),
 }
+# Commands of Ollama -> ours.
+OLLAMA = {"download": "pull", "ls": "list", "models": "list", "ps": "list", "start": "serve"}
 
 
 def unsupported(system: str) -> str | None:
@@ -108,6 +110,8 @@ def _dispatch(command: str, rest: list[str]) -> int:
     if command not in COMMANDS:
         from chorale.config.options.suggestions import subcommand
 
+        if command in OLLAMA:
+            return _fail(f"unknown command {command!r}; the same here is: chorale {OLLAMA[command]}", 2)
         return _fail(subcommand(command, COMMANDS, "command", "chorale --help lists the commands").message, 2)
     if (why := unsupported(platform.system())) is not None:
         return _fail(why, 2)

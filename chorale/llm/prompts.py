@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +43,8 @@ def read_prompts(
     given: Any = prompts if prompts is not None else prompt_token_ids
     if isinstance(given, str | Mapping) or (given and _is_ids(given)):
         given = [given]
+    if not isinstance(given, Iterable):
+        raise TypeError(f"a prompt is text or a list of token ids, not {type(given).__name__}")
     return [_read_one(prompt, vocab) for prompt in given]
 
 

@@ -259,13 +259,17 @@ async def test_metrics_show_the_response_store_and_work_after_its_close() -> Non
         assert (await call(server.port, "GET", "/metrics")).status == 200
 
 
-async def test_requests_are_503_while_the_engine_loads() -> None:
+async def test_requests_are_503_while_the_engine_loads(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a line in the log for each: clients that wait would bury what the start says."""
     client = scripted()
     client.status_value = EngineStatus("loading")
+    caplog.set_level("DEBUG", "chorale.access")
     async with served(client=client) as server:
         answer = await call(server.port, "GET", "/v1/models")
         assert (answer.status, answer.code) == (503, "engine_loading")
         assert answer.headers["retry-after"] == "1"
+    lines = [each for each in caplog.records if each.name == "chorale.access"]
+    assert {each.levelname for each in lines} == {"DEBUG"}
 
 
 async def test_version_and_load_are_served() -> None:

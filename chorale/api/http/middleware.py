@@ -23,7 +23,13 @@ from chorale.api.http.request_limits import LimitedBody, check_head
 from chorale.api.state import ServerState
 from chorale.api.telemetry.generation_span import CLIENT_LEFT as DISCONNECTED
 from chorale.api.telemetry.request_trace import End, begin_request, end_request
-from chorale.errors import ChoraleError, MethodNotAllowedError, NotFoundError, RequestError
+from chorale.errors import (
+    ChoraleError,
+    EngineLoadingError,
+    MethodNotAllowedError,
+    NotFoundError,
+    RequestError,
+)
 from chorale.tracing import ignored
 from chorale.tracing.context import RequestContext, Span
 
@@ -147,7 +153,9 @@ class HttpMiddleware:
         if context is not None and handler not in OPEN_PATHS:
             end_request(self._state, context, handler, End(status, exchange.error))
         if self._state.config.access_log:
-            level = logging.DEBUG if handler in OPEN_PATHS else logging.INFO
+            # Clients that wait for the model would bury the log of the start.
+            is_noise = handler in OPEN_PATHS or exchange.error == EngineLoadingError.default_code
+            level = logging.DEBUG if is_noise else logging.INFO
             if access_logger.isEnabledFor(level):
                 _log_access(level, exchange, status, elapsed, None if context is None else context.span)
 

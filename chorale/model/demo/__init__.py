@@ -36,7 +36,7 @@ def ensure_demo(progress: Progress | None = None, *, cache_dir: Path | None = No
     folder = (cache_dir if cache_dir is not None else default_cache_dir()) / _NAME
     if not (folder / "config.json").exists():
         if progress is not None:
-            progress("load", 0.0, "unpacking the demo model (first start only)")
+            progress("download", 0.0, "unpacking the demo model (first start only)")
         ensure_folder(folder, _write)
     return folder
 

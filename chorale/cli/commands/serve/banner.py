@@ -27,7 +27,7 @@ from chorale.version import __version__
 logger = logging.getLogger(__name__)
 
 PHASES = {
-    "download": "find or download the model",
+    "download": "get the model",
     "device": "open the GPU or CPU",
     "load": "load weights",
     "compile": "compile kernels",
@@ -142,7 +142,7 @@ class Screen:
 
     def _show_progress(self, phase: Phase, now: float) -> None:
         """Prints what a phase is doing, at most every 15 s; its end is always printed."""
-        if phase.message and now - phase.shown >= 15:
+        if phase.message and phase.seconds is None and now - phase.shown >= 15:
             phase.shown = now
             share = f"{phase.progress:.0%}, " if phase.progress else ""
             self._say(f"{_label(phase.name)}: {share}{phase.message} ...")
