@@ -33,9 +33,9 @@ watched() {
         sleep 1
         seconds=$(($(date +%s) - begin))
         if [ "$seconds" -ge "$next" ]; then
-            doing=$(tail -n 1 "$log" | sed -e 's/^ *//' -e 's/^Preparing editable metadata.*/compiling the CPU kernels/' \
-                -e 's/^Installing collected packages.*/installing the packages/' \
-                -e 's/^Successfully uninstalled.*/installing the packages/' | cut -c 1-90)
+            doing=$(tail -n 1 "$log" | sed -E -e 's/^ *//' -e 's/^Preparing editable metadata.*/compiling the CPU kernels/' \
+                -e 's/^(Getting requirements|Installing (build|backend) dependencies).*/preparing the build/' \
+                -e 's/^(Installing collected packages|Successfully uninstalled).*/installing the packages/' | cut -c 1-90)
             echo "  $seconds s: ${doing:-compiling Python files}"
             next=$((seconds + PROGRESS))
         fi
