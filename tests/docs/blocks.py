@@ -43,7 +43,7 @@ NEEDS = {
     **dict.fromkeys(("lm_eval", "inspect", "bfcl", "guidellm"), "an evaluation client"),
     **dict.fromkeys(("ollama", "llama-server", "vllm"), "the server that you move from"),
     **dict.fromkeys(("codex", "claude", "cn", "cline", "litellm", "open-webui"), "the client"),
-    **dict.fromkeys(("install", "systemctl", "python3"), "systemd and root"),
+    **dict.fromkeys(("install", "systemctl"), "systemd and root"),
     **dict.fromkeys(("ray", "serve"), "a Ray cluster"),
     "docker": "Docker",
     "git": "the address of a repository",
@@ -55,7 +55,7 @@ NEEDS = {
 }
 RUN = {
     *("cat", "cd", "chorale", "cp", "curl", "echo", "export", "grep", "head"),
-    *("openssl", "python", "sed", "sh", "source", "wc"),
+    *("openssl", "python", "python3", "sed", "sh", "source", "wc"),
 }
 # Commands of chorale that start no engine.
 OFFLINE = (
@@ -117,14 +117,14 @@ class Block:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Yields the words of each command of a shell block. Raises ``ValueError`` for an open quote."""
+    """Yields the words of each command, the program without its folder. Raises ``ValueError`` for an open quote."""
     lexer = shlex.shlex(_lines(text), posix=True, punctuation_chars="();<>|&")
     lexer.whitespace_split, lexer.commenters = True, ""
     command: list[str] = []
     for word in [*lexer, ";"]:
         if set(word) <= set("();|&"):
             if command:
-                yield command
+                yield [command[0].rpartition("/")[2], *command[1:]]
             command = []
         elif command or not re.fullmatch(r"\w+=.*|export|if|then|fi|until|do|done|\$", word, re.DOTALL):
             command.append(word)
@@ -157,7 +157,7 @@ def _closed(text: str) -> bool:
 
 
 def _need(command: list[str]) -> str | None:
-    name = command[0].rpartition("/")[2]
+    name = command[0]
     if name in NEEDS:
         return NEEDS[name]
     line = " ".join(command)

@@ -68,7 +68,8 @@ class Reader:
 
     def here(self, text: str) -> str:
         """The text with this server's address and model, and with its ids."""
-        text = NAMES.sub("demo", text.replace("http://localhost:8000", self.server.url))
+        text = text.replace("http://localhost:8000", self.server.url).replace(".venv/bin/", "")
+        text = NAMES.sub("demo", text)
         for written, given in self.ids.items():
             text = text.replace(written, given)
         return text
