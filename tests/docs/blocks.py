@@ -117,7 +117,7 @@ class Block:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Yields the words of each command, the program without its folder. Raises ``ValueError`` for an open quote."""
+    """Yields each command as words, its program without a folder. Raises ``ValueError`` for an open quote."""
     lexer = shlex.shlex(_lines(text), posix=True, punctuation_chars="();<>|&")
     lexer.whitespace_split, lexer.commenters = True, ""
     command: list[str] = []
