@@ -41,6 +41,14 @@ def die_with_parent(parent_pid: int) -> None:
         raise SystemExit(EXIT_ORPHANED)
 
 
+def how_ended(code: int) -> str:
+    """Returns how a process with this exit code ended, as a predicate."""
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with code {code}"
+
+
 def settle_signals(ignored: Sequence[signal.Signals] = ()) -> None:
     """Makes SIGUSR1 write the stacks of all threads to stderr, and SIGUSR2 do nothing. Neither is fatal.
 

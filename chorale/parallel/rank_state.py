@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from chorale.errors import ConfigError, EngineError, GpuError
 from chorale.machine.hardware import Hardware
-from chorale.machine.processes import LOADING_TIMEOUT, Pulse
+from chorale.machine.processes import LOADING_TIMEOUT, Pulse, how_ended
 from chorale.parallel.channel import Channel
 from chorale.parallel.wire import Beat, Failed, FromRank, Opened, Ready
 
@@ -66,7 +64,7 @@ class RankState:
         if self.failed is not None:
             self.trouble = f"failed: {self.failed.message}"
         elif code is not None:
-            self.trouble = _manner(code)
+            self.trouble = how_ended(code)
         elif pulse.is_silent(now, self.timeout if self.is_ready else LOADING_TIMEOUT):
             self.trouble = f"hangs: it has been silent for {pulse.silence.seconds:.1f} s"
         elif self.hardware is not None and pulse.is_stuck(now, BUSY_SECONDS.get(self.hardware.kind, 25.0)):
@@ -90,10 +88,3 @@ def _blame(each: RankState) -> int:
     if each.failed is None:
         return 1
     return {"gpu": 0, "exchange": 3}.get(each.failed.reason, 2)
-
-
-def _manner(code: int) -> str:
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with code {code}"

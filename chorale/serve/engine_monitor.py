@@ -21,6 +21,7 @@ from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.wire import curve
 from chorale.client.wire.messages import DECODE_ERRORS, decode_heartbeat
 from chorale.machine.platforms import CUDA, find_platform
+from chorale.machine.processes import how_ended
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -121,7 +122,7 @@ class EngineMonitor:
                 return EXIT_OK
             failure = take_failure(self._start.directory)
             if failure is None:
-                failure = Failure(hang_reason or f"the engine process {_manner(code)}", deterministic=False)
+                failure = Failure(hang_reason or f"the engine process {how_ended(code)}", deterministic=False)
             if failure.deterministic:  # a configuration error: the status has the message
                 return self._give_up(self._with_lost_gpu(failure), EXIT_CONFIG)
             logger.error("%s", failure.message)
@@ -260,10 +261,3 @@ class EngineMonitor:
         if self._on_status is not None and self._last != (status, info):
             self._last = (status, info)
             self._on_status(status, info)
-
-
-def _manner(code: int) -> str:
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with code {code}"
