@@ -229,20 +229,25 @@ def _read_rope(fields: Fields) -> RopeConfig:
     theta = rope.number("rope_theta") if "rope_theta" in rope.raw else fields.number("rope_theta")
     if kind != "yarn":
         raise rope.error("rope_type", f"{kind!r} is not 'yarn', which gpt-oss uses")
+    if rope.raw.get("partial_rotary_factor", 1) not in (None, 1):
+        raise rope.error("partial_rotary_factor", "must be 1: gpt-oss rotates whole heads")
+    return read_yarn(rope, theta, rope.count("original_max_position_embeddings"))
+
+
+def read_yarn(rope: Fields, theta: float, original_max_position: int) -> RopeConfig:
+    """Read the other constants of RoPE of type yarn."""
     truncate = rope.raw.get("truncate", True)  # true if absent in the published form
     if not isinstance(truncate, bool):
         raise rope.error("truncate", "must be true or false")
     explicit = rope.raw.get("attention_factor")
     if explicit is None and rope.raw.get("mscale") and rope.raw.get("mscale_all_dim"):
-        raise rope.error("mscale", "is not supported: gpt-oss uses attention_factor")
-    if rope.raw.get("partial_rotary_factor", 1) not in (None, 1):
-        raise rope.error("partial_rotary_factor", "must be 1: gpt-oss rotates whole heads")
+        raise rope.error("mscale", "is not supported; attention_factor is")
     return RopeConfig(
         theta=theta,
         factor=rope.number("factor"),
         beta_fast=rope.number("beta_fast", default=32.0),
         beta_slow=rope.number("beta_slow", default=1.0),
-        original_max_position=rope.count("original_max_position_embeddings"),
+        original_max_position=original_max_position,
         truncate=truncate,
         attention_factor=None if explicit is None else rope.number("attention_factor"),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from chorale.model.config import ModelConfig, RopeConfig
+from chorale.model.config import ModelConfig, RopeConfig, read_yarn
 from chorale.model.config_fields import Fields
 from chorale.model.draft.aux import KEY, boundaries_of, checked_boundaries
 from chorale.model.draft.config import HeadConfig, Llama3Rope
@@ -220,23 +220,9 @@ def _llama3(rope: Fields, theta: float) -> Llama3Rope:
 
 
 def _yarn(rope: Fields, fields: Fields, theta: float) -> RopeConfig:
-    if rope.raw.get("mscale") and rope.raw.get("mscale_all_dim"):
-        raise rope.error("mscale", "is not supported; attention_factor is")
-    truncate = rope.raw.get("truncate", True)
-    if not isinstance(truncate, bool):
-        raise rope.error("truncate", "must be true or false")
-    original = rope if "original_max_position_embeddings" in rope.raw else fields
-    name = "original_max_position_embeddings" if original is rope else "max_position_embeddings"
-    explicit = rope.raw.get("attention_factor")
-    found = RopeConfig(
-        theta=theta,
-        factor=rope.number("factor"),
-        beta_fast=rope.number("beta_fast", default=32.0),
-        beta_slow=rope.number("beta_slow", default=1.0),
-        original_max_position=original.count(name),
-        truncate=truncate,
-        attention_factor=None if explicit is None else rope.number("attention_factor"),
-    )
+    name = "original_max_position_embeddings"
+    original = rope.count(name) if name in rope.raw else fields.count("max_position_embeddings")
+    found = read_yarn(rope, theta, original)
     if found.factor < 1.0:
         raise rope.error("factor", "must be 1 or more")
     if found.beta_fast <= found.beta_slow:
