@@ -110,6 +110,13 @@ class _WithoutStreams:
     """Base of devices whose copies are complete when the calls return, and that capture nothing."""
 
     __slots__ = ()
+    torch_device: torch.device
+
+    def upload(self, host: npt.NDArray[np.int32]) -> torch.Tensor:
+        return torch.from_numpy(host).to(self.torch_device)
+
+    def send(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory.to(self.torch_device)
 
     def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(size, dtype=dtype)
@@ -139,15 +146,9 @@ class CpuDevice(_WithoutStreams):
     can_capture: bool = False
     sample_rows: int = 1  # one row of logits stays in the cache, and a row skips the filters it does not use
 
-    def upload(self, host: npt.NDArray[np.int32]) -> torch.Tensor:
-        return torch.from_numpy(host)
-
     def download(self, tensors: Sequence[torch.Tensor]) -> Callable[[], Arrays]:
         arrays = [tensor.numpy() for tensor in tensors]
         return lambda: arrays
-
-    def send(self, memory: torch.Tensor) -> torch.Tensor:
-        return memory
 
     def mark(self) -> Callable[[], None]:
         return _nothing
@@ -222,15 +223,9 @@ class NpuDevice(_WithoutStreams):
     can_capture: bool = False
     sample_rows: int = GPU_SAMPLE_ROWS
 
-    def upload(self, host: npt.NDArray[np.int32]) -> torch.Tensor:
-        return torch.from_numpy(host).to(self.torch_device)
-
     def download(self, tensors: Sequence[torch.Tensor]) -> Callable[[], Arrays]:
         arrays = [tensor.cpu().numpy() for tensor in tensors]
         return lambda: arrays
-
-    def send(self, memory: torch.Tensor) -> torch.Tensor:
-        return memory.to(self.torch_device)
 
     def mark(self) -> Callable[[], None]:
         event = _npu().Event()

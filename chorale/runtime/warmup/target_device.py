@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from chorale.runtime.device import GPU_SAMPLE_ROWS, Arrays, CpuDevice
@@ -23,15 +21,9 @@ class TargetDevice(CpuDevice):
     can_capture: bool = True
     sample_rows: int = GPU_SAMPLE_ROWS
 
-    def upload(self, host: npt.NDArray[np.int32]) -> torch.Tensor:
-        return torch.from_numpy(host).to(self.torch_device)
-
     def download(self, tensors: Sequence[torch.Tensor]) -> Callable[[], Arrays]:
         arrays = [torch.zeros(tensor.shape, dtype=tensor.dtype).numpy() for tensor in tensors]
         return lambda: arrays
-
-    def send(self, memory: torch.Tensor) -> torch.Tensor:
-        return memory.to(self.torch_device)
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         step()
