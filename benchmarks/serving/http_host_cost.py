@@ -44,7 +44,7 @@ from chorale.store.store import open_store
 
 TEXT = "The tide turned before dawn, and the harbour lights went out one after another; nobody spoke. "
 FIRST_STEP = 10
-BUDGET_US = 25.0
+BUDGET_US = 20.0
 
 
 def cpu_seconds() -> tuple[float, float]:

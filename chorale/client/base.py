@@ -106,7 +106,7 @@ class TokenStream(Protocol):
     async def aclose(self) -> None: ...
 
     def read_directly(self, read: Callable[[TokenChunk], bool]) -> None:
-        """While the consumer waits, call ``read`` with each chunk; the consumer gets it only on False."""
+        """Call ``read`` with chunks but the last while the consumer waits; on False, the consumer gets it."""
         ...
 
     def drop(self, index: int) -> None:

@@ -48,7 +48,7 @@ class RequestStream:
         self._pending: list[TokenChunk] = []
         self._error: ChoraleError | None = None
         self._finished = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None  # set while the consumer waits, with nothing pending
         self._direct: Callable[[TokenChunk], bool] | None = None
 
     @property
@@ -65,13 +65,11 @@ class RequestStream:
         self._direct = read
 
     def push(self, chunk: TokenChunk) -> None:
-        if self._direct is not None and not self._pending and chunk.finish_reason is None:
-            waiter = self._waiter
-            if waiter is not None and not waiter.done() and self._direct(chunk):
-                return
-        self._pending.append(chunk)
         if chunk.finish_reason is not None:
             self._open.discard(chunk.index)
+        elif self._waiter is not None and self._direct is not None and self._direct(chunk):
+            return
+        self._pending.append(chunk)
         self._wake()
 
     def fail(self, error: ChoraleError) -> None:
@@ -81,8 +79,8 @@ class RequestStream:
         self._wake()
 
     def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():  # done: the consumer was cancelled
             waiter.set_result(None)
 
     def __aiter__(self) -> RequestStream:
@@ -90,12 +88,9 @@ class RequestStream:
 
     async def __anext__(self) -> list[TokenChunk]:
         while not self._pending:
-            if self._error is not None:
-                self._finished = True
-                raise self._error
             if not self._open or self._finished:
                 self._finished = True
-                raise StopAsyncIteration
+                raise self._error or StopAsyncIteration()
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -106,10 +101,8 @@ class RequestStream:
 
     async def aclose(self) -> None:
         """Leave early: abort the request unless it has ended. Idempotent."""
-        if self._finished:
-            return
-        self._finished = True
-        if self._open:
+        was_finished, self._finished = self._finished, True
+        if self._open and not was_finished:
             self._on_close(self.request_id, None)
 
     def drop(self, index: int) -> None:

@@ -74,6 +74,7 @@ _TERMINATORS = {
     v.ENDOFTEXT: Terminator.RETURN,
 }
 _MARKERS: dict[int, Marker] = {v.CHANNEL: "channel", v.CONSTRAIN: "constrain"}
+_NONE: dict[int, str] = {}
 
 
 @functools.lru_cache(maxsize=4)
@@ -82,15 +83,11 @@ def _text_table(vocab: Vocabulary) -> dict[int, str]:
     return {}
 
 
-def _no_text(token_id: int) -> None:
-    """Replaces the look-up while the fast path is not allowed."""
-
-
 class Parser:
     """Reads what the model emits after ``<|start|>assistant``. One per choice; not thread-safe."""
 
     __slots__ = (
-        "_explicit", "_header_ids", "_ids", "_lookup", "_marks", "_names", "_num_pending",
+        "_explicit", "_header_ids", "_ids", "_marks", "_names", "_num_pending", "_readable",
         "_reported_end", "_state", "_texts", "_utf8", "_vocab",
     )  # fmt: skip
 
@@ -113,17 +110,21 @@ class Parser:
         self._header_ids: list[int] = []
         self._marks: list[tuple[Marker, int]] = []  # each segment's marker and its start in _header_ids
         self._explicit = False  # the header began with <|start|>, so an author comes first
-        self._lookup: Callable[[int], str | None] = _no_text
+        self._readable = _NONE  # ``_texts`` while tokens can be read by it
         self._state = _State.HEADER if role is not None else _State.BOUNDARY
         self._begin_header(explicit=False)
         if role is None:
             self._state = _State.BOUNDARY
 
-    def read_text(self, token_id: int) -> str | None:
-        """Reads a token if it is complete content by itself. Returns its text, or None: ``feed`` it."""
-        text = self._lookup(token_id)
+    def read_text(self, token_ids: Sequence[int]) -> str | None:
+        """Reads tokens if each is complete content by itself. Returns their text, or None: ``feed`` them."""
+        if len(token_ids) == 1:
+            text = self._readable.get(token_ids[0])
+        else:
+            texts = [self._readable.get(token_id, "") for token_id in token_ids]
+            text = "".join(texts) if all(texts) else None
         if text is not None:
-            self._ids.append(token_id)
+            self._ids += token_ids
         return text
 
     def feed(self, token_id: int) -> Events:
@@ -305,7 +306,7 @@ class Parser:
             out.append(ContentDelta(text, self._num_pending))
             self._num_pending = 0
         holds_bytes = bool(self._utf8.getstate()[0])
-        self._lookup = _no_text if holds_bytes else self._texts.get
+        self._readable = _NONE if holds_bytes else self._texts
 
     def _on_content_end(self, token_id: int, out: list[HarmonyEvent]) -> None:
         self._close(_TERMINATORS[token_id], out)
@@ -333,7 +334,7 @@ class Parser:
 
     def _enter(self, state: _State) -> None:
         self._state = state
-        self._lookup = self._texts.get if state is _State.CONTENT else _no_text
+        self._readable = self._texts if state is _State.CONTENT else _NONE
 
     def _on_last(self, token_id: int, out: list[HarmonyEvent]) -> None:
         self._enter(_State.DONE)

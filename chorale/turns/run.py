@@ -30,6 +30,7 @@ from chorale.turns.built_in.run_call import render_result, room_for_result, run_
 from chorale.turns.choice.choice import Choice
 from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.compaction import sampling_of_pass
+from chorale.turns.direct import Direct
 from chorale.turns.events import Fold, OutputEvent, end_error
 from chorale.turns.merge import Sources
 from chorale.turns.needs import CallTool, Compact, Ended, Need, NextRound
@@ -39,15 +40,6 @@ ChoiceEvents = tuple[int, list[OutputEvent]]
 Batches = AsyncGenerator[list[ChoiceEvents]]
 Steps = AsyncGenerator[list[ChoiceEvents] | Need]  # batches, finally the choice's next need
 QUEUE_PATIENCE = 5.0  # seconds for which a turn after a tool retries a full queue
-
-
-class Direct(Protocol):
-    """Writes events to the client at once, without waking a task."""
-
-    @property
-    def is_open(self) -> bool: ...
-
-    def write(self, events: list[OutputEvent]) -> None: ...
 
 
 class AnyChoice(Protocol):
@@ -95,7 +87,9 @@ def run_turns(
     """
     eos = frozenset(client.info.eos_token_ids)
     choices = [Choice(vocab, request, index, eos) for index in range(request.sampling.n)]
-    turn = _Turn(client, vocab, request, direct)
+    turn = _Turn(client, vocab, request, direct if len(choices) == 1 else None)
+    if turn.direct is not None:
+        turn.direct.decode = choices[0].read
     first: Batches | None = _first_round(turn, choices, partial(_later_rounds, turn))
     for choice in choices:  # either all choices of a request need something first, or none
         if (need := choice.start()) is not None:
@@ -158,13 +152,12 @@ async def _first_round(
     stream = turn.client.submit(turn.request.first_round())
     batch: list[ChoiceEvents] = []
     begun = False
-    faults: list[Exception] = []
-    if turn.direct is not None and len(choices) == 1:
-        stream.read_directly(partial(_read_directly, choices[0], turn.direct, faults))
+    if turn.direct is not None:
+        stream.read_directly(turn.direct.read)
     try:
         async for chunks in stream:
-            if faults:
-                raise faults[0]
+            if turn.direct is not None and turn.direct.fault is not None:
+                raise turn.direct.fault
             settled: dict[int, Need] = {}
             for chunk in chunks:
                 choice = fed.get(chunk.index)  # the engine may not know yet that a choice has ended
@@ -193,19 +186,6 @@ async def _first_round(
         await stream.aclose()
     if batch:
         yield batch
-
-
-def _read_directly(choice: AnyChoice, direct: Direct, faults: list[Exception], chunk: TokenChunk) -> bool:
-    """Writes a chunk without the generators. If it gives more than text, they read it again, which does not
-    change the choice. Catches every fault: it runs in the engine's client, which serves other streams too."""
-    try:
-        if faults or not direct.is_open or choice.feed(chunk) is not None:
-            return False
-        if events := choice.take():
-            direct.write(events)
-    except Exception as fault:
-        faults.append(fault)
-    return not faults
 
 
 async def _later_rounds(turn: _Turn, choice: Choice, need: Need) -> Batches:

@@ -57,18 +57,20 @@ class ChunkWriter:
         self._num_calls = 0
         self._builtin = CallWriter()
         self._annotations: list[dict[str, Any]] = []
-        self._num_chars = 0  # length of the content so far
+        self._num_chars = 0  # length of the content so far, if it can have citations
         self._text_start = 0  # where the open message's text begins in the content
         self._seen: set[ItemKind] = set()  # kinds that already have text
         self._separate = False  # the next text of the open item starts with SEPARATOR
         self._template: Template | None = None  # the open item's chunk; None: hidden
-        self._templates: dict[ItemKind, Template] = {}
         # Chunks with more than text are encoded without a template.
         self._slow = continuous is not None or answer.return_token_ids
         self.ended: TurnEnded | None = None
 
-    def feed(self, events: Iterable[OutputEvent]) -> bytes:
-        """Returns the chunks of ``events`` as bytes, possibly empty."""
+    def feed(self, events: Iterable[OutputEvent] | str) -> bytes:
+        """Returns the chunks of ``events`` as bytes, possibly empty. A string is more text of the open item,
+        which has some already and no citations."""
+        if isinstance(events, str):
+            return b"" if self._template is None else self._template.fill(events)
         out: list[bytes] = []
         if not self._started:
             self._started = True
@@ -111,24 +113,15 @@ class ChunkWriter:
 
     def _on_opened(self, opened: ItemOpened, out: list[bytes]) -> None:
         kind = self._kind = opened.kind
-        self._separate = kind not in CLIENT_CALLS and kind in self._seen
+        self._separate = kind not in CLIENT_CALLS | BUILTIN_ITEMS and kind in self._seen
         self._text_start = self._num_chars
-        if kind in BUILTIN_ITEMS:
-            self._separate, self._template = False, None
-            if kind in SHOWN:
-                out.append(self._chunk(self._builtin.opened(opened)))
-                self._template = self._make_template(kind)
+        if kind in SHOWN:
+            out.append(self._chunk(self._builtin.opened(opened)))
         elif kind in CLIENT_CALLS:
             out.append(self._chunk(self._call_head(opened)))
             self._num_calls += 1
-            self._template = self._make_template(kind)
-        elif kind == "reasoning" and not self._answer.reasoning_fields:
-            self._template = None
-        else:
-            template = self._templates.get(kind)
-            if template is None:
-                template = self._templates[kind] = self._make_template(kind)
-            self._template = template
+        hidden = kind in BUILTIN_ITEMS - SHOWN or (kind == "reasoning" and not self._answer.reasoning_fields)
+        self._template = None if hidden else self._make_template(kind)
 
     def _on_closed(self, closed: ItemClosed, out: list[bytes]) -> None:
         if self._kind in SHOWN:

@@ -23,6 +23,7 @@ from chorale.api.http.sse import DONE, last_error
 from chorale.api.logprobs import is_scored
 from chorale.api.state import ServerState, check_model
 from chorale.tracing.context import name_response
+from chorale.turns.direct import Direct
 from chorale.turns.events import Fold, Usage, end_error
 from chorale.turns.request import TurnRequest
 from chorale.turns.run import run_turns
@@ -60,7 +61,7 @@ async def complete_chat(state: ServerState, turn: TurnRequest, answer: Answer) -
 
 
 async def stream_chat(
-    state: ServerState, chat: ChatRequest, turn: TurnRequest, answer: Answer, owner: bytes, out: EventStream
+    state: ServerState, chat: ChatRequest, turn: TurnRequest, answer: Answer, owner: bytes, direct: Direct
 ) -> AsyncGenerator[bytes]:
     """Yields the chunks of each batch of events, an error event if a choice failed, and ``[DONE]`` last."""
     folds = [Fold() for _ in range(chat.n if chat.store else 0)]
@@ -77,8 +78,8 @@ async def stream_chat(
     ]
     # Start all choices in order at once: OpenAI's SDK lists them in the order of their first chunks.
     opening = b"".join([writer.feed(()) for writer in writers])
-    out.encode = writers[0].feed
-    turns = run_turns(state.client, state.vocab, turn, None if folds else out)
+    direct.encode = writers[0].feed
+    turns = run_turns(state.client, state.vocab, turn, None if folds else direct)
     async with aclosing(turns):
         async for batch in turns:
             if len(batch) == 1:

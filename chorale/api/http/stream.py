@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -14,12 +14,13 @@ from starlette.types import Receive, Scope, Send
 
 from chorale.api.http.sse import error_event
 from chorale.errors import ChoraleError
+from chorale.turns.direct import Direct
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-CYCLE = "chorale.cycle"  # scope key of (uvicorn's ``RequestResponseCycle``, ``Turns``)
+OUTLET = "chorale.outlet"  # scope key of the ``Outlet`` of a response with a chunked body
 KEEP_ALIVE_SECONDS = 15.0
 _KEEP_ALIVE = {"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True}
 _HEADERS = [
@@ -41,17 +42,15 @@ class EventStream(Response):
 
     def __init__(
         self,
-        source: AsyncGenerator[bytes] | Callable[[EventStream], AsyncGenerator[bytes]],
+        source: AsyncGenerator[bytes] | Callable[[Direct], AsyncGenerator[bytes]],
         headers: Mapping[str, str] | None = None,
         *,
         keep_alive: float | None = None,
         on_error: Callable[[ChoraleError], bytes] = error_event,
     ) -> None:
-        self.source = source(self) if callable(source) else source
-        self.encode: Callable[[Any], bytes] = lambda events: b""  # set by a source that uses ``write``
-        self._cycle: Any = None  # None until the first chunk was sent
+        self._direct = Direct()
+        self.source = source(self._direct) if callable(source) else source
         self._on_error = on_error
-        self._begun = False
         self.status_code = 200
         self.background = None
         self.raw_headers = _HEADERS + [
@@ -59,8 +58,7 @@ class EventStream(Response):
             for name, value in (headers or {}).items()
         ]
         self._keep_alive = KEEP_ALIVE_SECONDS if keep_alive is None else keep_alive
-        self._num_sent = 0
-        self._sending = False
+        self._begun = self._has_data = self._sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.create_task(self._pump(send, scope))
@@ -78,49 +76,30 @@ class EventStream(Response):
         await self._conclude(pump, send)
 
     async def _conclude(self, pump: asyncio.Task[None], send: Send) -> None:
-        if pump.cancelled():
-            return  # the client disconnected
-        error = pump.exception()
+        error = None if pump.cancelled() else pump.exception()
         if error is None:
-            return
+            return  # the stream has ended, or the client disconnected
         if not self._begun:
             raise error
-        if self._num_sent == 0 and isinstance(error, ChoraleError):
+        if not self._has_data and isinstance(error, ChoraleError):
             await send({"type": "http.response.body", "body": self._on_error(error), "more_body": False})
             return
-        logger.error("a stream failed after %d events", self._num_sent, exc_info=error)
+        logger.error("a stream failed", exc_info=error)
 
     async def _pump(self, send: Send, scope: Scope) -> None:
-        source = self.source
-        try:
-            first = await source.__anext__()
-        except StopAsyncIteration:
-            first = b""
-        self._sending = True
-        self._num_sent = 1
+        first = await anext(self.source, b"")
+        self._sending = self._has_data = True
+        self._direct.is_idle = False
         await self._begin(send)
         await send({"type": "http.response.body", "body": first, "more_body": True})
         self._sending = False
-        cycle, self._turns = scope.get(CYCLE, (None, None))
-        self._cycle = cycle if cycle is not None and cycle.chunked_encoding else None
-        async for chunk in source:
+        self._direct.outlet = scope.get(OUTLET)
+        async for chunk in self.source:
             self._sending = True
-            self._num_sent += 1
+            self._direct.is_idle = False
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
             self._sending = False
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    @property
-    def is_open(self) -> bool:
-        """Returns whether ``write`` may be called: the first chunk was sent, and the client still reads."""
-        cycle = self._cycle
-        return cycle is not None and not (cycle.disconnected or cycle.flow.write_paused)
-
-    def write(self, events: Any) -> None:
-        """Sends a chunk past ``source``: waking its nested coroutines would double the cost of a token."""
-        if chunk := self.encode(events):
-            self._num_sent += 1
-            self._turns.send(self._cycle.transport, b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     async def _begin(self, send: Send) -> None:
         if not self._begun:
@@ -131,15 +110,14 @@ class EventStream(Response):
     async def _fill_silence(self, send: Send) -> None:
         """Sends a comment if no data was sent for ``keep_alive`` / 2 to ``keep_alive`` seconds.
 
-        Polling a counter adds no cost per token, unlike a deadline.
+        Polling adds little cost per token, unlike a deadline.
         """
-        seen = -1  # differs from _num_sent, so that the first check sends nothing
         while True:
             await asyncio.sleep(self._keep_alive / 2)
-            if self._num_sent == seen and not self._sending:
+            if self._direct.is_idle and not self._sending:
                 await self._begin(send)
                 await send(_KEEP_ALIVE)
-            seen = self._num_sent
+            self._direct.is_idle = True
 
 
 async def _disconnected(receive: Receive) -> None:

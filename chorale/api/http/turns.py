@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from chorale.turns.direct import Outlet
+
 # Limits of one iteration of the event loop: seconds, and number of calls. Tasks that a call wakes run later.
 _SECONDS, _MOST = 0.005, 32
 
@@ -18,7 +20,8 @@ class Turns:
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
         self._is_due = False
-        self._chunks: list[tuple[asyncio.WriteTransport, bytes]] = []
+        self._transports: list[asyncio.WriteTransport] = []
+        self._chunks: list[bytes] = []  # one for each of ``_transports``
 
     def add(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
         self._calls.append(call)
@@ -46,15 +49,19 @@ class Turns:
             if self._calls and not self._is_due:
                 self._schedule(loop)
 
+    def outlet(self, transport: asyncio.WriteTransport) -> Outlet:
+        return Outlet(transport, self.send)
+
     def send(self, transport: asyncio.WriteTransport, chunk: bytes) -> None:
-        """Writes a chunk in the loop's next iteration, when all streams have made theirs. Switching between
-        Python and the kernel for each chunk would cost cache misses."""
+        """Sends a chunk of a chunked body in the loop's next iteration, when all streams have made theirs.
+        Switching between Python and the kernel for each chunk would cost cache misses."""
         if not self._chunks:
             asyncio.get_running_loop().call_soon(self._write, context=contextvars.Context())
-        self._chunks.append((transport, chunk))
+        self._transports.append(transport)
+        self._chunks.append(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def _write(self) -> None:
-        chunks, self._chunks = self._chunks, []
-        for transport, chunk in chunks:
+        transports, self._transports, chunks, self._chunks = self._transports, [], self._chunks, []
+        for transport, chunk in zip(transports, chunks, strict=True):
             if not transport.is_closing():
                 transport.write(chunk)

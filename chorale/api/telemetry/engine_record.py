@@ -28,7 +28,7 @@ class EngineRecord:
         self._engine: EngineView | None = None
         self._engine_id = ""
         self._has_begun_again = False  # a restart was seen in the counters, before the new engine's id
-        self._last_stats = EngineStats()
+        self.last_stats = EngineStats()
         self._before_restarts: dict[str, float] = dict.fromkeys(ENGINE_FIELDS, 0)
         self._accepted_before: tuple[int, ...] = ()
 
@@ -49,18 +49,18 @@ class EngineRecord:
 
     def observe(self, stats: EngineStats) -> None:
         """Updates the record from the engine's counters, if there was a step since the last call."""
-        last = self._last_stats
+        last = self.last_stats
         if stats.num_steps == last.num_steps:
             return
         if stats.num_steps < last.num_steps:  # a new engine process counts from zero
             self._begin_again()
             self._has_begun_again = True
-        self._last_stats = stats
+        self.last_stats = stats
         self._step_tokens.observe(stats.last_step_tokens)
 
     def _begin_again(self) -> None:
         """Adds the ended engine's counters to the totals, because its successor counts from zero."""
-        last, self._last_stats = self._last_stats, EngineStats()
+        last, self.last_stats = self.last_stats, EngineStats()
         for field in self._before_restarts:
             self._before_restarts[field] += getattr(last, field)
         self._accepted_before = add_columns([self._accepted_before, last.accepted_per_position])
@@ -72,7 +72,7 @@ class EngineRecord:
         that the engine had before a restart.
         """
         if self._engine is None:
-            return self._last_stats
+            return self.last_stats
         info = self.info
         if info is not None:
             if self._engine_id and info.engine_id != self._engine_id:

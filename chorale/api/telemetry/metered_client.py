@@ -99,7 +99,7 @@ class MeteredStream:
 
     __slots__ = (
         "_arrival", "_client", "_first", "_itl", "_last", "_max_tokens", "_metrics", "_num_computed",
-        "_num_prompt", "_num_tokens", "_open", "_record", "_span", "_stream", "_view",
+        "_num_prompt", "_num_tokens", "_open", "_read", "_record", "_span", "_stream", "_view",
     )  # fmt: skip
 
     def __init__(
@@ -174,16 +174,18 @@ class MeteredStream:
             self._span.end(self.engine, error)
 
     def read_directly(self, read: Callable[[TokenChunk], bool]) -> None:
-        def metered(chunk: TokenChunk) -> bool:
-            record = self._record
-            if record is None or not read(chunk):
-                return False
-            self._observe(chunk, time.time(), record)
-            record.observe(self._view.stats)
-            return True
-
         if self._span is None:  # a span must observe every chunk
-            self._stream.read_directly(metered)
+            self._read = read
+            self._stream.read_directly(self._read_metered)
+
+    def _read_metered(self, chunk: TokenChunk) -> bool:
+        record = self._record
+        if record is None or not self._read(chunk):
+            return False
+        self._observe(chunk, time.time(), record)
+        if (stats := self._view.stats) is not record.last_stats:
+            record.observe(stats)
+        return True
 
     def drop(self, index: int) -> None:
         """Ends a choice early because of its text, for example at a stop string."""

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from chorale.api.http.responses import error_response
-from chorale.api.http.stream import CYCLE
+from chorale.api.http.stream import OUTLET
 from chorale.api.http.turns import Turns
 from chorale.api.http.websocket import WRITE_TIMEOUT_SECONDS, WebSocketProtocol
 from chorale.config.engine import ServerConfig
@@ -231,7 +231,8 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_headers_complete()
             if self.scope["http_version"] == "1.0":
                 self.cycle.__class__ = _UnchunkedCycle
-            self.scope[CYCLE] = self.cycle, self.turns  # type: ignore[literal-required]
+            else:
+                self.scope[OUTLET] = self._outlet  # type: ignore[literal-required]
 
     def _take_host(self) -> None:
         """Replaces the Host header with the host of an absolute request target (RFC 9112, section 3.2.2)."""
@@ -302,11 +303,13 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._outlet = self.turns.outlet(transport)
         self._arm_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_head_timer()
         self._cancel_write_timer()
+        self._outlet.is_open = False
         super().connection_lost(exc)
 
     def _arm_head_timer(self) -> None:
@@ -327,11 +330,13 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._outlet.is_open = False
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(WRITE_TIMEOUT_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._outlet.is_open = True
         self._cancel_write_timer()
 
     def _cancel_write_timer(self) -> None:

@@ -22,6 +22,7 @@ from chorale.turns.choice.items import ItemWriter
 from chorale.turns.choice.reader import Read, RoundReader
 from chorale.turns.choice.rounds import Rounds
 from chorale.turns.choice.tool_use import ToolUse
+from chorale.turns.direct import Found
 from chorale.turns.events import EndReason, ItemStatus, ToolProgressed, Usage, chunk_error
 from chorale.turns.needs import ENDED, CallTool, Compact, Ended, Need, NextRound
 from chorale.turns.request import TurnRequest
@@ -76,6 +77,22 @@ class Choice:
 
     # ------------------------------------------------------------------ tokens in
 
+    def read(self, chunk: TokenChunk) -> Found | None:
+        """Takes new tokens. Returns their text if they are only more text of the open item, else the events
+        that are due, or None if the choice needs something: ``feed`` then returns what."""
+        out, reader, token_ids = self._out, self._reader, chunk.token_ids
+        item, sampled = out.item, out.sampled
+        if item is not None and item.is_plain and chunk.logprobs is None:
+            is_reasoning = item.kind == "reasoning"
+            if not is_reasoning or len(sampled) + len(token_ids) - reader.start < reader.watch.next_check:
+                text = reader.parser.read_text(token_ids)
+                if text is not None:
+                    sampled += token_ids
+                    if is_reasoning:
+                        out.usage.reasoning_tokens += len(token_ids)
+                    return text
+        return self.take() if self.feed(chunk) is None else None
+
     def feed(self, chunk: TokenChunk) -> Need | None:
         """Takes new tokens."""
         if self._need is not None:
@@ -91,7 +108,7 @@ class Choice:
             token = token_ids[position]
             sampled.append(token)
             entry = logprobs[position] if logprobs is not None else None
-            text = reader.parser.read_text(token)
+            text = reader.parser.read_text((token,))
             if text is not None:
                 self._on_content(text, [(token, entry)])
             else:

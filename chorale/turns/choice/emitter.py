@@ -101,6 +101,7 @@ class Emitter:
         if delta is not None:
             self._pending.append(delta)
             self._streamed = True
+            item.is_plain = not (self._progress or self._interval > 1 or item.is_filtered or item.is_blank)
         if item.cited:
             self._pending += [Cited(item.index, citation) for citation in item.take_cited()]
 

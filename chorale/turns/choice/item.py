@@ -44,6 +44,8 @@ class OpenItem:
         self.kind = kind
         self.call = call
         self.is_blank = True  # nothing but white space so far
+        self.is_filtered = any((stops, reader, citations, call))
+        self.is_plain = False  # more text needs neither ``add`` nor ``delta``
         self._stops = stops
         self._reader = reader
         self._citations = citations

@@ -24,13 +24,13 @@ _CHECK_TOKENS = 256  # between two searches for a pattern
 class RoundWatch:
     """Counts the output of one round."""
 
-    __slots__ = ("_call_bytes", "_next_check", "_num_analysis", "_num_messages")
+    __slots__ = ("_call_bytes", "_num_analysis", "_num_messages", "next_check")
 
     def __init__(self) -> None:
         self._num_messages = 0
         self._num_analysis = 0
         self._call_bytes = 0
-        self._next_check = LOOP_TOKENS  # tokens of the round
+        self.next_check = LOOP_TOKENS  # tokens of the round at which ``loops`` searches for a pattern
 
     def message(self, *, analysis: bool) -> bool:
         """Counts a message. Returns whether it exceeds the limit."""
@@ -47,9 +47,9 @@ class RoundWatch:
     def loops(self, tokens: Sequence[int], start: int) -> bool:
         """Returns whether the round, ``tokens[start:]``, ends in a repeated pattern. Checks rarely."""
         num_tokens = len(tokens) - start
-        if num_tokens < self._next_check:
+        if num_tokens < self.next_check:
             return False
-        self._next_check = num_tokens + _CHECK_TOKENS
+        self.next_check = num_tokens + _CHECK_TOKENS
         return is_periodic(tokens[-LOOP_TOKENS:], LOOP_PERIOD)
 
 

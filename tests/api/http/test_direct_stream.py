@@ -1,29 +1,49 @@
-"""Direct writes of a chat stream, from the engine's client to the socket without the generators."""
+"""The fast path of a chat stream, from the engine's client to the socket without the generators."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import uvloop
 
 from chorale.api.chat.chunks import ChunkWriter
-from chorale.api.http.stream import EventStream
 from chorale.api.http.turns import Turns
-from chorale.engine.types import GenerateRequest
+from chorale.engine.types import GenerateRequest, TokenChunk
 from chorale.testing.scripted_client import Script, ScriptedClient
+from chorale.turns.choice.runaway import LOOP_TOKENS
+from chorale.turns.direct import Direct, Outlet
 from tests.support.raw_http import connect
 from tests.support.server import VOCAB, Server, served
 
 TEXT = "The tide turned before dawn, and the harbour lights went out. " * 40
 TOKENS = (200005, 17196, 200008, *VOCAB.encode(TEXT), 200002)
+MESSAGES = VOCAB.encode_with_special(
+    "<|channel|>analysis<|message|>The moon \U0001f319 pulls.<|end|>"
+    "<|start|>assistant<|channel|>analysis<|message|>\n\nAnd the sun.<|end|>"
+    "<|start|>assistant<|channel|>commentary<|message|>Let me look.<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>Twice a day, at the \u6f6e.<|end|>"
+    '<|start|>assistant<|channel|>commentary to=functions.tide<|message|>{"day": "Monday"}<|call|>'
+)
+TIDE = {"type": "function", "function": {"name": "tide", "parameters": {"type": "object"}}}
 
 
 def play(request: GenerateRequest, index: int) -> Script:
     return Script(TOKENS)
+
+
+def joined(found: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Returns the whole text of each field of the deltas."""
+    texts: dict[str, str] = {}
+    for delta in (choice["delta"] for each in found for choice in each["choices"]):
+        calls = [call["function"]["arguments"] for call in delta.get("tool_calls", ())]
+        for name, text in [*delta.items(), *(("arguments", text) for text in calls)]:
+            texts[name] = texts.get(name, "") + text if isinstance(text, str) else ""
+    return texts
 
 
 async def ask(server: Server, pause: float = 0.0, **fields: Any) -> bytes:
@@ -55,21 +75,66 @@ def events(body: bytes) -> list[dict[str, Any]]:
 async def test_direct_writes_send_the_same_events_as_the_generators(
     monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
-    num_direct = 0
-    write = EventStream.write
-
-    def counted(self: EventStream, batch: Any) -> None:
-        nonlocal num_direct
-        num_direct += 1
-        write(self, batch)
-
-    monkeypatch.setattr(EventStream, "write", counted)
+    num_direct = count(monkeypatch)
     async with served(ScriptedClient(play), listens=True) as server:
-        first = events(await ask(server, **fields))
-        monkeypatch.setattr(EventStream, "is_open", False)
-        direct, woken = [first, events(await ask(server, **fields))]
+        direct = events(await ask(server, **fields))
+        monkeypatch.setattr(Direct, "read", lambda self, chunk: False)
+        woken = events(await ask(server, **fields))
     assert direct == woken
-    assert (num_direct > 5) == ("n" not in fields)
+    assert (sum(num_direct) > 5) == ("n" not in fields)
+
+
+def count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list that gets the number of tokens of each chunk that takes the fast path."""
+    read, found = Direct.read, list[int]()
+
+    def counted(self: Direct, chunk: TokenChunk) -> bool:
+        is_read = read(self, chunk)
+        found.extend([len(chunk.token_ids)] * is_read)
+        return is_read
+
+    monkeypatch.setattr(Direct, "read", counted)
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 3])
+async def test_every_kind_of_message_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    script = Script(MESSAGES, tokens_per_step=size)
+    num_direct = count(monkeypatch)
+    async with served(ScriptedClient(lambda request, index: script), listens=True) as server:
+        direct = events(await ask(server, tools=[TIDE]))
+        assert size in num_direct
+        monkeypatch.setattr(Direct, "read", lambda self, chunk: False)
+        woken = events(await ask(server, tools=[TIDE]))
+    texts = joined(direct)
+    assert texts == joined(woken)
+    assert texts["reasoning"] == "The moon \U0001f319 pulls.\n\n\n\nAnd the sun."
+    assert texts["content"] == "Let me look.\n\nTwice a day, at the \u6f6e."
+    assert json.loads(texts["arguments"]) == {"day": "Monday"}
+
+
+async def test_reasoning_that_repeats_itself_is_cut_on_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loop(request: GenerateRequest, index: int) -> Script:
+        if len(client.requests) == 1:
+            return Script((200005, 35644, 200008, *VOCAB.encode(" again") * 4000))
+        return Script((*VOCAB.encode("Done."), 200002))
+
+    client = ScriptedClient(loop)
+    num_direct = count(monkeypatch)
+    async with served(client, listens=True) as server:
+        texts = joined(events(await ask(server)))
+    assert texts["content"] == "Done."
+    assert texts["reasoning"].count("again") < LOOP_TOKENS + 600
+    assert sum(num_direct) > LOOP_TOKENS / 2
+
+
+def test_a_chunk_that_was_sent_ends_the_silence() -> None:
+    sent: list[bytes] = []
+    direct = Direct(Outlet(asyncio.WriteTransport(), lambda transport, chunk: sent.append(chunk)))
+    direct.decode, direct.encode = lambda chunk: "text", lambda found: b"chunk"
+    direct.is_idle = True
+    assert direct.read(TokenChunk("request", 0, [1]))
+    assert (sent, direct.is_idle) == ([b"chunk"], False)
 
 
 async def test_a_client_that_pauses_reading_gets_everything() -> None:
@@ -107,13 +172,14 @@ def test_a_closed_connection_does_not_block_the_chunks_of_others() -> None:
         made[0][0].abort()
         await asyncio.sleep(0.05)
         for transport, _ in made:
-            turns.send(transport, b"1")
-            turns.send(transport, b"2")
+            outlet = turns.outlet(transport)
+            outlet.send(transport, b"a")
+            outlet.send(transport, b"b")
         await asyncio.sleep(0.05)
         made[1][0].close()
-        received = [await asyncio.to_thread(reader.recv, 10) for reader in readers]
+        received = [await asyncio.to_thread(reader.recv, 20) for reader in readers]
         for reader in readers:
             reader.close()
         return received[0], received[1]
 
-    assert uvloop.run(both_ends()) == (b"", b"12")
+    assert uvloop.run(both_ends()) == (b"", b"1\r\na\r\n1\r\nb\r\n")
