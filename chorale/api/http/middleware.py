@@ -208,21 +208,24 @@ def _from_starlette(error: HTTPException) -> ChoraleError:
 
 
 class Routes(Router):
-    """Starlette's router, which redirects a path with a trailing slash to the path without it."""
+    """Starlette's router, which redirects a path with a trailing slash to the path without it, and the root to
+    the path with a slash, because the links of the chat page are relative."""
 
     def __init__(self, routes: Sequence[BaseRoute]) -> None:
         super().__init__(routes, redirect_slashes=False, default=unknown_path)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        location = self._without_slash(scope) if scope["type"] == "http" else None
+        location = self._moved(scope) if scope["type"] == "http" else None
         if location is None:
             return await super().app(scope, receive, send)
         if isinstance(receive, LimitedBody):
             await receive.discard()
         return await Response(status_code=307, headers={"location": location})(scope, receive, send)
 
-    def _without_slash(self, scope: Scope) -> str | None:
+    def _moved(self, scope: Scope) -> str | None:
         path: str = scope["path"]
+        if path == scope.get("root_path"):
+            return urllib.parse.quote(path) + "/"
         if not path.endswith("/") or not path.strip("/"):
             return None
         bare = {**scope, "path": path.rstrip("/")}

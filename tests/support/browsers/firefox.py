@@ -99,7 +99,15 @@ class Firefox(Tab):
         self.call("browsingContext.setViewport", context=self._context, viewport=size)
 
     def darken(self, dark: bool) -> None:
-        raise NotImplementedError("Firefox 140 has no command for this")
+        """Sets the preference for pages, which BiDi cannot, in the browser's own scope."""
+        name = "layout.css.prefers-color-scheme.content-override"
+        contexts = self.call("browsingContext.getTree", **{"moz:scope": "chrome"})["contexts"]
+        self.call(
+            "script.evaluate",
+            expression=f"Services.prefs.setIntPref({json.dumps(name)}, {0 if dark else 1})",
+            target={"context": contexts[0]["context"]},
+            awaitPromise=False,
+        )
 
     def screenshot(self, path: Path) -> None:
         taken = self.call("browsingContext.captureScreenshot", context=self._context)

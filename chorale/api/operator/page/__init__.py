@@ -58,10 +58,7 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def page(request: Request) -> Response:
-    """Returns the page. Its links are relative, so its address must end with a slash."""
-    last = request.scope["path"].rpartition("/")[2]
-    if last:
-        return Response(status_code=307, headers={"location": last + "/"})
+    """Returns the page."""
     body = load("index.html")[0].replace(b"static/", b"static/" + version().encode() + b"/")
     headers = {
         "content-type": _TYPES[".html"],

@@ -24,32 +24,34 @@ export const hasAny = () => attached.length > 0;
 
 export const sizeOf = bytes => bytes < 1000 ? bytes + " B" : bytes < 1e6 ? Math.round(bytes / 1000) + " kB" : (bytes / 1e6).toFixed(1) + " MB";
 
+const isPdf = bytes => new TextDecoder("latin1").decode(bytes.subarray(0, 5)) === "%PDF-";
+
 // Returns the problem with a file, or null. The server reads text and PDF; it says so for the content of a PDF.
-async function problem(file) {
+function problem(file, bytes) {
   if (!file.size) return `${file.name} is empty.`;
   const encoded = Math.ceil(file.size / 3) * 4 + attached.reduce((sum, each) => sum + each.data.length, 0);
   if (encoded > limit * 0.95) return `${file.name} is too large: this server accepts ${sizeOf(Math.floor(limit * 0.95 / 4) * 3)} in all.`;
-  const bytes = new Uint8Array(await file.arrayBuffer());
-  if (new TextDecoder("latin1").decode(bytes.subarray(0, 5)) === "%PDF-") return null;
+  if (isPdf(bytes)) return null;
   try {
     if (!new TextDecoder("utf-8", { fatal: true }).decode(bytes).includes("\0")) return null;
   } catch { /* not UTF-8 */ }
   return `${file.name} is neither text in UTF-8 nor a PDF file.`;
 }
 
-const encoded = file => new Promise((resolve, reject) => {
+// Returns the content as the API takes it. The type is that of the content: browsers guess it from the name.
+const encoded = bytes => new Promise((resolve, reject) => {
   const reader = new FileReader();
   reader.onload = () => resolve(reader.result);
   reader.onerror = () => reject(reader.error);
-  reader.readAsDataURL(file);
+  reader.readAsDataURL(new Blob([bytes], { type: isPdf(bytes) ? "application/pdf" : "text/plain" }));
 });
 
 export async function add(files) {
   for (const file of files) {
     try {
-      const wrong = await problem(file);
+      const bytes = new Uint8Array(await file.arrayBuffer()), wrong = problem(file, bytes);
       if (wrong) { toast(wrong); continue; }
-      put([...attached, { name: file.name, size: file.size, data: await encoded(file) }]);
+      put([...attached, { name: file.name, size: file.size, data: await encoded(bytes) }]);
     } catch { toast(`${file.name} cannot be read.`); }
   }
 }
