@@ -31,9 +31,8 @@ def leave(tab: Tab) -> None:
 
 
 def reloaded(tab: Tab) -> None:
-    tab.value("window.beforeReload = true")
-    tab.value("void location.reload()")
-    tab.until("!window.beforeReload && document.querySelector('#dot')")
+    tab.reload()
+    tab.until("document.querySelector('#dot')")
 
 
 def ask(tab: Tab, text: str, *, answers: int = 1) -> None:

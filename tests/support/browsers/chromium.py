@@ -92,6 +92,11 @@ class Page(Tab):
     def open(self, url: str) -> None:
         self.call("Page.navigate", url=url)
 
+    def reload(self) -> None:
+        self.value("window.beforeReload = true")
+        self.call("Page.reload")
+        self.until("!window.beforeReload")
+
     def value(self, expression: str) -> Any:
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]

@@ -26,7 +26,7 @@ _PREFERENCES = {
     "network.connectivity-service.enabled": False,
     "services.settings.server": "data:,",
     "layout.css.prefers-color-scheme.content-override": 1,
-    "browser.tabs.remote.autostart": True,
+    "fission.autostart": False,  # one process for all sites: no switch between a blank page and the server's
 }
 _START_SECONDS = 60.0
 
@@ -72,7 +72,15 @@ class Firefox(Tab):
                 self.console.append(str(found["params"]["text"]))
 
     def open(self, url: str) -> None:
-        self.call("browsingContext.navigate", context=self._context, url=url, wait="none")
+        """Opens the page in a new tab: a navigation that ends another one sometimes never returns."""
+        last, self._context = self._context, self.call("browsingContext.create", type="tab")["context"]
+        self.call("browsingContext.close", context=last)
+        self.resize(*self._size)
+        if url != "about:blank":
+            self.call("browsingContext.navigate", context=self._context, url=url, wait="complete")
+
+    def reload(self) -> None:
+        self.call("browsingContext.reload", context=self._context, wait="complete")
 
     def value(self, expression: str) -> Any:
         wrapped = f"(async () => JSON.stringify(await (async () => ({expression}))()))()"
@@ -95,6 +103,7 @@ class Firefox(Tab):
         self._keys(_KEYS[key])
 
     def resize(self, width: int, height: int) -> None:
+        self._size = (width, height)
         size = {"width": width, "height": height}
         self.call("browsingContext.setViewport", context=self._context, viewport=size)
 

@@ -21,6 +21,10 @@ class Tab(ABC):
     def open(self, url: str) -> None: ...
 
     @abstractmethod
+    def reload(self) -> None:
+        """Returns once the new page has begun."""
+
+    @abstractmethod
     def value(self, expression: str) -> Any:
         """Returns the awaited value of JavaScript. The page's content policy does not apply to it."""
 
