@@ -208,8 +208,10 @@ def _from_starlette(error: HTTPException) -> ChoraleError:
 
 
 class Routes(Router):
-    """Starlette's router, which redirects a path with a trailing slash to the path without it, and the root to
-    the path with a slash, because the links of the chat page are relative."""
+    """Starlette's router, which redirects a path with a trailing slash to the path without it.
+
+    The root is redirected to the path with a slash, because the links of the chat page are relative.
+    """
 
     def __init__(self, routes: Sequence[BaseRoute]) -> None:
         super().__init__(routes, redirect_slashes=False, default=unknown_path)

@@ -29,7 +29,13 @@ export function requestFields() {
 }
 
 export function setTools(found) {
+  if (JSON.stringify(found) === JSON.stringify(tools)) return;
   tools = found;
+  for (const [box, make] of [[$("tools"), pill], [$("set-tools"), row]]) {
+    for (const old of box.querySelectorAll("label")) old.remove();
+    box.append(...tools.map(make));
+  }
+  $("set-tools").hidden = !tools.length;
   draw();
 }
 
@@ -40,21 +46,16 @@ export function chooseTools(ids) {
 }
 
 function draw() {
-  for (const [box, make] of [[$("tools"), pill], [$("set-tools"), row]]) {
-    for (const old of box.querySelectorAll("label, p")) old.remove();
-    box.append(...tools.map(make));
-  }
-  $("set-tools").hidden = !tools.length;
+  for (const box of document.querySelectorAll(".tool-toggle")) box.checked = settings.tools.includes(box.value);
   $("effort").value = $("set-effort").value = settings.effort;
   $("set-instructions").value = settings.instructions;
   for (const name of NUMBERS) $("set-" + name).value = settings[name] ?? "";
 }
 
 function toggle(tool) {
-  return make("input", { type: "checkbox", value: tool.id, checked: settings.tools.includes(tool.id), onchange: event => {
+  return make("input", { type: "checkbox", class: "tool-toggle", value: tool.id, onchange: event => {
     const others = settings.tools.filter(id => id !== tool.id);
     chooseTools(event.target.checked ? [...others, tool.id] : others);
-    document.querySelector(`#${event.target.closest("[id]").id} input[value="${CSS.escape(tool.id)}"]`)?.focus();
   } });
 }
 
