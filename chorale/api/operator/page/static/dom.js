@@ -24,7 +24,7 @@ const PATHS = {  // on a grid of 24, drawn with round strokes
   down: "M12 5v14M6 13l6 6 6-6",
   up: "M12 19V5M6 11l6-6 6 6",
   clip: "M20 11.5l-8.2 8.2a5 5 0 0 1-7.1-7.1l8.5-8.5a3.4 3.4 0 0 1 4.8 4.8l-8.5 8.5a1.7 1.7 0 0 1-2.4-2.4l7.8-7.8",
-  stop: "M8 8h8v8H8z",
+  stop: "M7 7h10v10H7z",
   download: "M12 4v11M7 11l5 5 5-5M5 20h14",
   upload: "M12 16V5M7 9l5-5 5 5M5 20h14",
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13M10.5 11v5M13.5 11v5",

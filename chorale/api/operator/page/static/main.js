@@ -11,7 +11,7 @@ import * as store from "./store.js";
 
 const EVERY_MS = 2000, LOADING_MS = 1000;
 const PHASES = {
-  start: "starting", download: "downloading", device: "preparing the device", load: "loading the weights", compile: "compiling kernels",
+  start: "starting", download: "downloading", device: "preparing the device", load: "reading the weights", compile: "compiling kernels",
   kv_pool: "reserving memory", warm_up: "warming up", graphs: "capturing graphs",
 };
 let model = null, state = { state: "connecting" }, asksKey = false;
@@ -77,7 +77,7 @@ function showState() {
   $("model").textContent = words;
   $("dot").className = state.state;
   const banner = {
-    loading: `The model is loading${phase ? ": " + phase : ""}${percent}`,
+    loading: `The model is loading${phase ? ` (${phase})` : ""}${percent ? ":" + percent : "…"}`,
     away: "The server does not answer. The page tries again every second.",
     failed: "The engine failed" + (state.message ? ": " + state.message : "."),
     dead: "The engine is restarting.",
