@@ -52,7 +52,7 @@ function timeSpan(series) {
 }
 
 function timeTicks(span, width) {
-  const most = Math.max(2, Math.floor(width / 80));
+  const most = Math.max(2, Math.floor(width / 95));
   const step = TIME_STEPS.find(each => span / each <= most) ?? span;
   return Array.from({ length: Math.floor(span / step) + 1 }, (_, place) => place * step);
 }
