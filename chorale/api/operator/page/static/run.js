@@ -30,7 +30,7 @@ export class Run {
     this.hooks = hooks;
     this.aborter = new AbortController();
     this.stopping = this.cancelling = false;
-    this.saved = 0;
+    this.saved = -Infinity;  // the first event is saved at once: it has the id by which the answer is resumed
   }
 
   // Sends a request and waits for the end of its answer.
