@@ -33,7 +33,7 @@ ECHOED: dict[str, str] = {
     "user": "an end-user label",
     "safety_identifier": "an end-user label",
     "prompt_cache_key": "the prefix cache finds equal prefixes by itself",
-    "service_tier": "there is one tier; responses say `default`",
+    "service_tier": "there is only one tier; responses say `default`",
     "text.verbosity": "a hint that this model was not trained on",
 }
 

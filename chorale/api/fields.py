@@ -55,7 +55,7 @@ HARMLESS: dict[str, str] = {
     "safety_identifier": "an end-user label; nothing here depends on it",
     "metadata": "labels for stored objects; this endpoint stores none",
     "store": "this endpoint stores nothing",
-    "service_tier": "there is one tier; responses say `default`",
+    "service_tier": "there is only one tier; responses say `default`",
     "prompt_cache_key": "the prefix cache finds equal prefixes by itself",
     "prompt_cache_options": "the prefix cache finds equal prefixes by itself",
     "prompt_cache_retention": "the prefix cache finds equal prefixes by itself",
@@ -64,7 +64,7 @@ HARMLESS: dict[str, str] = {
     "truncation_side": "prompts are never truncated",
     "spaces_between_special_tokens": "special tokens are not part of the text",
     "detokenize": "text is always returned",
-    "guided_decoding_backend": "there is one back end, which supports every kind",
+    "guided_decoding_backend": "there is one back end, which supports every kind of constraint",
 }
 
 REFUSED: dict[str, Refusal] = {
@@ -78,7 +78,7 @@ REFUSED: dict[str, Refusal] = {
     "truncate_prompt_tokens": Refusal("prompts are never truncated; send one that fits", neutral=()),
     "logprob_token_ids": Refusal("log-probabilities are returned for the likeliest tokens only"),
     "repetition_detection": Refusal("repetition is not detected; see repetition_penalty"),
-    "stream_interval": Refusal("set on the server by --stream-interval"),
+    "stream_interval": Refusal("set for the whole server by --stream-interval"),
     "watermarking": Refusal("answers are not watermarked"),
     "guided_whitespace_pattern": Refusal(
         "JSON is written with at most one space or line break between tokens"

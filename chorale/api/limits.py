@@ -102,9 +102,11 @@ LIMITS: dict[str, Limit] = {
     **_SAMPLING,
     "token_id": _integer(0, VOCAB_SIZE - 1, "a token id in a prompt, stop_token_ids, logit_bias, ..."),
     # lengths
-    "max_completion_tokens": replace(_SAMPLING["max_tokens"], doc="as max_tokens"),
-    "max_output_tokens": replace(_SAMPLING["max_tokens"], doc="as max_tokens, over all rounds of tool calls"),
-    "completions.max_tokens": _integer(0, INT32_MAX, "0 with echo scores the prompt", "16"),
+    "max_completion_tokens": replace(_SAMPLING["max_tokens"], doc="same as max_tokens"),
+    "max_output_tokens": replace(
+        _SAMPLING["max_tokens"], doc="like max_tokens, for all rounds of tool calls together"
+    ),
+    "completions.max_tokens": _integer(0, INT32_MAX, "with echo, 0 only scores the prompt", "16"),
     "thinking_token_budget": _integer(0, INT32_MAX, "reasoning tokens after which the answer is forced"),
     # choices and details
     "best_of": replace(_SAMPLING["n"], doc="must equal n", default="n"),
@@ -115,7 +117,7 @@ LIMITS: dict[str, Limit] = {
     ),
     # scheduling
     "priority": _integer(
-        -INT32_MAX - 1, INT32_MAX, "lower runs first under --scheduling-policy priority", "0"
+        -INT32_MAX - 1, INT32_MAX, "lower values run first under --scheduling-policy priority", "0"
     ),
     # lists and streams
     "limit": _integer(1, 100, "entries per page", "20"),
@@ -151,7 +153,7 @@ SIZES: dict[str, Size] = {
     "json_escapes": Size(LARGEST.escapes, "escapes", "backslash sequences in the strings of a body"),
     "thought_tokens": Size(1_048_576, "ids", "reasoning tokens that a request sends back"),
     "prompt_scores": Size(
-        262_144, "entries", "prompt tokens x (prompt_logprobs, or logprobs with echo, + 1)"
+        262_144, "entries", "prompt tokens x (prompt_logprobs + 1); with echo, x (logprobs + 1)"
     ),
     "tool_name": Size(64, "characters", "length of a function name"),
     "identifier": Size(512, "characters", "user, cache_salt, prompt_cache_key, ids, ..."),

@@ -110,7 +110,7 @@ def operations() -> tuple[Operation, ...]:
         Operation(
             "POST",
             "/v1/responses",
-            "Create a response; GET with a WebSocket upgrade serves many on one connection",
+            "Create a response (GET with a WebSocket upgrade: many on one connection)",
             ResponsesRequest,
             streams=True,
         ),

@@ -115,7 +115,9 @@ def _parser(command: str) -> argparse.ArgumentParser:
     if command in ("fit", "warm"):
         made.add_argument("--gpu", choices=[model.name.lower() for model in MODELS], help="name of a GPU")
     if command == "config show":
-        made.add_argument("--changed", action="store_true", help="only values that differ from the defaults")
+        made.add_argument(
+            "--changed", action="store_true", help="show only values that differ from the defaults"
+        )
     for flag in _SERVE_FLAGS if command in _LIKE_SERVE else TOOL_FLAGS if command in _TOOLS else ():
         _add_flag(made, flag)
     if command == "tools serve":

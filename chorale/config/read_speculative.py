@@ -262,7 +262,7 @@ def _acceptance(method: Method, values: Mapping[str, Any]) -> tuple[float, ...]:
     if name == "acceptance":
         return tuple(_rate(name, value) ** position for position in range(1, count + 1))
     if name == "synthetic_acceptance_rates":
-        raise ValueError(f"{name} must be a list with a rate for each draft token")
+        raise ValueError(f"{name} must be a list with one rate per draft token")
     if not 1 <= value <= count + 1:
         raise ValueError(f"{name} {value!r}: must be 1 to {count + 1} (num_speculative_tokens + 1)")
     return tuple(min(1.0, max(0.0, value - position)) for position in range(1, count + 1))

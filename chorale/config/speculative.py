@@ -79,5 +79,5 @@ def check_ranks_of_head(config: SpeculativeConfig, ranks: int) -> None:
     if size not in (None, 1, ranks):
         raise ConfigError(
             f"draft_tensor_parallel_size {size}: must be 1 or --tensor-parallel-size ({ranks}); "
-            "either way each rank has the whole head"
+            "with both, each rank has the whole head"
         )

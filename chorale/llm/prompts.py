@@ -73,7 +73,8 @@ def _read_dictionary(prompt: Mapping[str, Any], vocab: Vocabulary) -> Prompt:
     content = given.pop("prompt_token_ids", text)  # as in vLLM, both may be given
     if given or content is None:
         raise ValueError(
-            f"a prompt dictionary has 'prompt' or 'prompt_token_ids', and 'cache_salt', not {sorted(prompt)}"
+            "a prompt dictionary must have 'prompt' or 'prompt_token_ids', and optionally 'cache_salt', "
+            f"not {sorted(prompt)}"
         )
     if not isinstance(salt, str) or isinstance(content, Mapping):
         raise TypeError("a prompt must be a string or a list of token ids, and its cache_salt a string")

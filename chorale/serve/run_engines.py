@@ -46,7 +46,10 @@ async def _report_given_up(monitor: EngineMonitor, running: asyncio.Future[int],
         try:
             socket.bind(heartbeat_address(start.directory))
         except zmq.ZMQError as error:
-            logger.warning("/health will show the failed engine as dead: %s", error)
+            logger.warning(
+                "/health will show the failed engine as dead, because its state cannot be published: %s",
+                error,
+            )
             return
         while True:
             socket.send(encode(beat))

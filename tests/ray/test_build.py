@@ -78,7 +78,7 @@ def test_the_same_options_give_the_same_arguments(
     [
         ({"model": "demo", "modle": "x"}, "args: unknown key modle"),
         ({"model": "demo", "seed": "many"}, "args: seed: "),
-        ({"model": "demo", "uds": "/tmp/x"}, "--uds has no meaning under Ray"),
+        ({"model": "demo", "uds": "/tmp/x"}, "--uds cannot be used with Ray"),
         ({"model": "demo", "data-parallel-size": 65}, "--data-parallel-size must be between 1 and 64"),
     ],
 )

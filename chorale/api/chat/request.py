@@ -17,7 +17,7 @@ HARMLESS: dict[str, str] = {name: why for name, why in fields.HARMLESS.items() i
     "skip_special_tokens": "harmony is always parsed; special tokens are never part of a message's text",
     "add_special_tokens": "harmony determines the special tokens of a prompt",
     "chat_template_content_format": "there is one template, harmony",
-    "verbosity": "a hint that this model was not trained on",
+    "verbosity": "a hint that the model was not trained to follow",
     "prediction": "a hint for speed that does not change the output",
 }
 
@@ -108,7 +108,7 @@ def _check_logprobs(chat: ChatRequest) -> None:
     if chat.stream and chat.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "not available when streaming")
     if chat.stream_options is not None and not chat.stream:
-        raise invalid("stream_options", "only with stream set to true")
+        raise invalid("stream_options", "requires stream to be true")
 
 
 def _check_template(chat: ChatRequest) -> None:
@@ -121,4 +121,4 @@ def _check_template(chat: ChatRequest) -> None:
         raise invalid("chat_template_kwargs.model_identity", "must be a string")
     check_keys(chat.reasoning or {}, ("effort", "summary", "generate_summary"), "reasoning")
     if chat.add_generation_prompt is not None and chat.add_generation_prompt == chat.continue_final_message:
-        raise invalid("add_generation_prompt", "must be true, or false together with continue_final_message")
+        raise invalid("add_generation_prompt", "may be false only together with continue_final_message")

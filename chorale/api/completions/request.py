@@ -13,7 +13,7 @@ from chorale.errors import RequestError, invalid, unsupported
 from chorale.harmony.vocab import Vocabulary
 from chorale.requests.prompt import at
 
-HARMLESS: dict[str, str] = fields.HARMLESS | {"add_special_tokens": "this tokenizer adds none"}
+HARMLESS: dict[str, str] = fields.HARMLESS | {"add_special_tokens": "the tokenizer adds no special tokens"}
 
 REFUSED: dict[str, Refusal] = fields.REFUSED | {
     "suffix": Refusal("the model does not support fill-in-the-middle"),
@@ -58,7 +58,7 @@ def parse_completion(data: Mapping[str, Any]) -> CompletionRequest:
     if completion.stream and completion.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "not available when streaming")
     if completion.stream_options is not None and not completion.stream:
-        raise invalid("stream_options", "only with stream set to true")
+        raise invalid("stream_options", "requires stream to be true")
     return completion
 
 
@@ -86,7 +86,7 @@ def split_prompts(value: Any) -> list[str | list[int]]:
         raise RequestError("prompt: is required", param="prompt", code="missing_required_parameter")
     prompts: list[Any] = value if isinstance(value, list) and not _is_ids(value) else [value]
     if not prompts or len(prompts) > limits.SIZES["prompts"].max:
-        raise invalid("prompt", f"must hold 1 to {limits.SIZES['prompts'].max} prompts")
+        raise invalid("prompt", f"must contain 1 to {limits.SIZES['prompts'].max} prompts")
     for position, prompt in enumerate(prompts):
         path = "prompt" if prompts[0] is value else f"prompt[{position}]"
         if not isinstance(prompt, str) and not (isinstance(prompt, list) and _is_ids(prompt)):
@@ -108,4 +108,4 @@ def _check_ids(ids: list[int], path: str) -> None:
     limit = limits.LIMITS["token_id"]
     if min(ids) < limit.min or max(ids) > limit.max:
         position = next(i for i, token in enumerate(ids) if not limit.min <= token <= limit.max)
-        raise invalid(f"{path}[{position}]", f"token ids are {limit.min} to {limit.max}")
+        raise invalid(f"{path}[{position}]", f"must be a token id from {limit.min} to {limit.max}")

@@ -98,7 +98,7 @@ async def list_files(state: ServerState, service: BatchService, request: Request
     if order not in ("asc", "desc"):
         raise invalid("order", "must be 'asc' or 'desc'")
     if purpose is not None and purpose not in (*PURPOSES, *KNOWN_PURPOSES):
-        raise invalid("purpose", f"{purpose[:64]!r} is not a purpose of files")
+        raise invalid("purpose", f"{purpose[:64]!r} is not a valid purpose of a file")
     limit = read_number(query, "limit", 10_000, "files.limit")
     wanted = FileFilter(query.get("after"), limit, order == "desc", purpose)
     found = await state.store.files.page(owner_of(request), wanted)

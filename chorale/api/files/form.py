@@ -97,7 +97,9 @@ class Form:
                 form.filename = _label(event.options.get(b"filename", b""))
                 form.size = await write(self._file(events))
             elif name in form.fields:
-                raise RequestError(f"the form has {name[:64]!r} twice", param=name[:64], code="invalid_form")
+                raise RequestError(
+                    f"the form contains {name[:64]!r} twice", param=name[:64], code="invalid_form"
+                )
             else:
                 form.fields[name] = await self._text(name, events)
         if not self._ended:

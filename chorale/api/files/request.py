@@ -45,7 +45,7 @@ def read_form(form: FormData) -> UploadForm:
         if bracket and head == "expires_after" and rest in ("anchor]", "seconds]"):
             nested = data.setdefault(head, {})
             if not isinstance(nested, dict):
-                raise RequestError(f"the form has {head!r} twice", param=head, code="invalid_form")
+                raise RequestError(f"the form contains {head!r} twice", param=head, code="invalid_form")
             nested[rest[:-1]] = int(value) if value.isascii() and value.isdigit() else value
         else:
             data[name] = value

@@ -121,7 +121,7 @@ def check_head(scope: Scope, config: ServerConfig, has_keys: bool) -> None:
         _check_origin(scope, config)
     for name, value in scope["headers"]:
         if name == b"expect" and value.strip().lower() != b"100-continue":
-            raise ExpectationError(f"Expect: {value[:64].decode('latin-1')!r} cannot be met")
+            raise ExpectationError(f"Expect: {value[:64].decode('latin-1')!r} is not supported")
         if name == b"content-length" and value.isdigit() and int(value[:20]) > max_body_bytes(scope, config):
             raise too_large(max_body_bytes(scope, config))
 

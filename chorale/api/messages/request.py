@@ -15,9 +15,9 @@ from chorale.errors import RequestError, invalid
 
 HARMLESS: dict[str, str] = {
     "metadata": "an end-user label; nothing here depends on it",
-    "service_tier": "there is one tier; responses say `standard`",
+    "service_tier": "there is only one tier; responses say `standard`",
     "cache_control": "the prefix cache finds equal prefixes by itself",
-    "context_management": "conversations are never edited; send one that fits",
+    "context_management": "the server never edits a conversation; send one that fits",
     "diagnostics": "the response's usage contains cached tokens",
     "user_profile_id": "a label of Anthropic accounts",
     "workspace_id": "a label of Anthropic accounts",
@@ -31,7 +31,7 @@ REFUSED: dict[str, Refusal] = {
     "container": Refusal("there are no containers"),
     "mcp_servers": Refusal("MCP servers are reached through /v1/responses and Chat Completions"),
     "inference_geo": Refusal("the server has one location", neutral=("", "global", "not_available")),
-    "speed": Refusal("there is one speed", neutral=("", "standard")),
+    "speed": Refusal("there is only one speed", neutral=("", "standard")),
     "fallbacks": Refusal("there is one model"),
     "thread": Refusal("conversations are not stored; send all messages", code=THREAD_UNSUPPORTED),
     "stop": Refusal("use stop_sequences", neutral=()),
@@ -147,4 +147,4 @@ def _check(request: CountRequest) -> None:
         )
     choice = request.tool_choice
     if choice is not None and (choice.name is None) == (choice.type == "tool"):
-        raise invalid("tool_choice.name", "is needed with type 'tool', and only with it")
+        raise invalid("tool_choice.name", "is required with type 'tool' and not allowed with other types")

@@ -32,7 +32,5 @@ async def invoke(state: ServerState, request: Request) -> Response:
     body = await read_json(request, state.config)
     named = [key for key in _ENDPOINTS if key in body]
     if len(named) != 1:
-        raise RequestError(
-            "the body must have one of messages (chat), prompt (completions) and input (responses)"
-        )
+        raise RequestError("the body must have messages (chat), prompt (completions) or input (responses)")
     return await _ENDPOINTS[named[0]](state, request)  # the request caches its body

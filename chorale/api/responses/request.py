@@ -31,7 +31,7 @@ HARMLESS: dict[str, str] = {
 }
 REFUSED: dict[str, Refusal] = {
     **fields.REFUSED,
-    "enable_response_messages": Refusal("harmony messages are not returned; items are"),
+    "enable_response_messages": Refusal("responses contain items, not harmony messages"),
     "previous_input_messages": Refusal("send `input` items or `previous_response_id`", neutral=([],)),
     "previous_response": Refusal("send `previous_response_id`", neutral=()),
     "prompt": Refusal(

@@ -90,7 +90,7 @@ def _split_option(token: str) -> Option:
     if short.startswith("-O") and short != "-O":  # -O3
         return Option(SHORT_FLAGS["-O"], "", short[2:])
     if short not in SHORT_FLAGS:
-        raise ConfigError(f"unknown option {head}; options are written --like-this")
+        raise ConfigError(f"unknown option {head}; options have the form --like-this")
     return Option(SHORT_FLAGS[short], path, inline)
 
 
@@ -98,7 +98,7 @@ def _take_part(flag: Flag, option: Option, rest: list[str]) -> dict[str, Any]:
     """Reads ``--override-generation-config.temperature 0.7`` as ``{"temperature": 0.7}``."""
     shown = f"--{flag.name}.{option.path}"
     if flag.kind != "json":
-        raise ConfigError(f"{shown}: --{flag.name} has no parts")
+        raise ConfigError(f"{shown}: --{flag.name} does not accept .KEY")
     text = option.inline
     if text is None:
         if not rest or rest[0].startswith("--"):

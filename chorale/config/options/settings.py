@@ -57,9 +57,11 @@ def merge(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Merges everything the operator specified. Raises ``ConfigError`` for anything unknown or invalid."""
     positionals, given = read_arguments(arguments)
     if len(positionals) > 1:
-        raise ConfigError(f"one model at a time: unexpected argument {positionals[1]!r}")
+        raise ConfigError(f"only one model can be given: unexpected argument {positionals[1]!r}")
     if positionals and given.setdefault("model", positionals[0]) != positionals[0]:
-        raise ConfigError(f"one model at a time: got {positionals[0]!r} and --model {given['model']!r}")
+        raise ConfigError(
+            f"only one model can be given, not both {positionals[0]!r} and --model {given['model']!r}"
+        )
     values: dict[str, Setting] = {}
     if "config" in given:
         values |= {k: Setting(v, "file") for k, v in read_config_file(given["config"]).items()}

@@ -33,8 +33,8 @@ def check_served(config: EngineConfig, values: Mapping[str, Setting]) -> None:
     allowed = values.get("allow-synthetic-acceptance")
     if speculative is not None and speculative.is_synthetic and not (allowed and allowed.value):
         raise ConfigError(
-            f"{_FLAG}: with synthetic acceptance the output has no meaning, so it is for chorale bench "
-            "latency and throughput; --allow-synthetic-acceptance serves it all the same"
+            f"{_FLAG}: with synthetic acceptance the output is meaningless; use it only with chorale bench "
+            "latency and throughput, or add --allow-synthetic-acceptance to serve nevertheless"
         )
 
 

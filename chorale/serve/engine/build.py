@@ -133,7 +133,11 @@ def _build_on(rank_device: RankDevice, start: _Start) -> tuple[EngineCore, Engin
             capture_first(executor, found.resolved, phases.report, 0 if is_busy else CAPTURE_SECONDS)
     if precompiler is not None:
         precompiler.throttle()
-        logger.debug("%d kernels; %d were not recorded", precompiler.num_kernels, precompiler.num_late)
+        logger.debug(
+            "%d kernels, %d of them not recorded by the dry run",
+            precompiler.num_kernels,
+            precompiler.num_late,
+        )
     if pool is not None and (precompiler is None or not precompiler.is_busy):
         pool.close()
     core = EngineCore(

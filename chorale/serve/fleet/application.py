@@ -97,7 +97,7 @@ def check_options(engine: EngineConfig, server: ServerConfig) -> None:
     for field in ("uds", "ssl_keyfile", "ssl_certfile"):
         if getattr(server, field) is not None:
             raise ConfigError(
-                f"--{field.replace('_', '-')} has no meaning under Ray, whose proxies listen "
+                f"--{field.replace('_', '-')} cannot be used with Ray, because Ray's proxies listen "
                 "(http_options of serve.config)"
             )
 

@@ -28,8 +28,8 @@ def check(version: str | None) -> str | None:
     found = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if found < LEAST:
         raise ConfigError(
-            f"Ray {version} is too old: {wanted} or newer is needed, which sends metadata of replicas "
-            f"to request routers ({INSTALL})"
+            f"Ray {version} is too old: {wanted} or newer is needed, because older versions do not send "
+            f"metadata of replicas to request routers ({INSTALL})"
         )
     if found > TRIED:
         tried = ".".join(map(str, TRIED))

@@ -65,5 +65,5 @@ async def share_metrics(metrics: Metrics) -> None:
         try:
             metrics.save()
         except OSError as error:  # for example a full disk: other processes then show older values
-            logger.warning("the metrics could not be shared: %s", error)
+            logger.warning("the metrics could not be shared between API processes: %s", error)
         await asyncio.sleep(_SHARE_SECONDS)

@@ -111,7 +111,7 @@ def test_no_valid_line_gives_only_errors(server: HttpFiles, text: str, code: int
         ([*FILES, "--out-put-file", "x"], "unknown option --out-put-file"),
         ([*FILES, "--model", "/nowhere/at/all"], "/nowhere/at/all"),
         ([*FILES, "--data-parallel-backend", "ray"], "this machine only"),
-        ([*FILES, "demo", "other"], "one model at a time"),
+        ([*FILES, "demo", "other"], "only one model can be given"),
     ],
 )
 def test_invalid_command_lines_are_refused(

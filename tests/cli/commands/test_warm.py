@@ -98,7 +98,7 @@ def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         ("gpt-oss-20b --gpu h200 --device cpu", 2, "cannot be combined"),
         ("gpt-oss-20b --gpu h100 h200", 2, "one GPU at a time"),
         ("gpt-oss-20b --gpu h10", 2, "did you mean h100"),
-        ("gpt-oss-20b --gpu h200 --no-precompile-kernels", 2, "does not use what warm compiles"),
+        ("gpt-oss-20b --gpu h200 --no-precompile-kernels", 2, "does not use precompiled kernels"),
         ("gpt-oss-20b --gpu h200 --max-modle-len 5", 2, "did you mean --max-model-len"),
         ("gpt-oss-7b --gpu h200", 2, "neither a folder"),
         ("gpt-oss-120b --gpu 4090", 2, "KV blocks"),

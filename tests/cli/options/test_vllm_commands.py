@@ -103,7 +103,7 @@ REFUSED = [
     ("--override-generation-config '[1]'", "JSON object"),
     ("--default-chat-template-kwargs '{\"enable_thinking\": false}'", "reasoning_effort"),
     ("--default-chat-template-kwargs.reasoning_effort extreme", "reasoning_effort"),
-    ("--max-model-len.x 3", "no parts"),
+    ("--max-model-len.x 3", "does not accept .KEY"),
     ("--allowed-origins '*'", "is not JSON"),
     ("-cc.mode", "needs a value"),
 ]

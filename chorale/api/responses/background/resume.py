@@ -77,5 +77,5 @@ class Resumer:
             turn=replace(prepared.turn, request_id=stored.id),
             prompt=replace(prepared.prompt, input=stored.input),
         )
-        logger.info("background response %s is resumed", stored.id)
+        logger.info("resuming background response %s", stored.id)
         return Run(state, fields, prepared, stored.owner, claimed.lease, begun=stored)

@@ -108,7 +108,7 @@ def _reasoning_texts(parts: Any, path: str) -> list[str]:
 def _compaction(item: Mapping[str, Any], path: str, budget: Budget) -> Item:
     sealed = read_string(item, "encrypted_content", path)
     if unseal(sealed, f"{path}.encrypted_content", budget) is None:
-        raise invalid(f"{path}.encrypted_content", "was not made by this server")
+        raise invalid(f"{path}.encrypted_content", "was not created by this server")
     return {"id": read_id(item, "cmp"), "type": "compaction", "encrypted_content": sealed}
 
 

@@ -49,7 +49,7 @@ def check(engine: EngineConfig, names: list[str]) -> None:
         raise ConfigError("--gpu and --device cpu cannot be combined")
     if not engine.precompile_kernels:
         raise ConfigError(
-            "--no-precompile-kernels: a server with this option does not use what warm compiles"
+            "--no-precompile-kernels: a server with this option does not use precompiled kernels"
         )
 
 

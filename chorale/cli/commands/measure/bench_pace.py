@@ -15,7 +15,7 @@ def add_pace(made: argparse.ArgumentParser) -> None:
     pace = made.add_argument_group("request rate")
     pace.add_argument("--request-rate", type=float, default=math.inf, help="requests per second")
     pace.add_argument(
-        "--burstiness", type=float, default=1.0, help="1 for Poisson arrivals; lower is burstier"
+        "--burstiness", type=float, default=1.0, help="1: Poisson arrivals; lower values: burstier"
     )
     pace.add_argument(
         "--ramp-up-strategy", choices=("linear", "exponential"), help="change the rate over the run"

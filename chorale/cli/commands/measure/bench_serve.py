@@ -70,7 +70,9 @@ def parser() -> Parser:
         help="source of the prompts",
     )
     what.add_argument(
-        "--dataset-path", type=Path, help="file of the custom (JSON lines with a prompt) or sharegpt dataset"
+        "--dataset-path",
+        type=Path,
+        help="file with the dataset custom (JSON lines with a prompt) or sharegpt",
     )
     what.add_argument("--num-prompts", type=int, default=1000, help="number of requests")
     what.add_argument(
@@ -114,7 +116,7 @@ def _add_results(made: Parser) -> None:
         nargs="+",
         default=[],
         metavar="NAME:MS",
-        help="count requests within these limits of ttft, tpot, e2el",
+        help="count the requests that stay within these limits for ttft, tpot, e2el",
     )
     result.add_argument("--save-result", action="store_true", help="write a JSON file")
     result.add_argument("--save-detailed", action="store_true", help="include each request in the file")

@@ -40,13 +40,13 @@ def parser() -> Parser:
     made = Parser(
         "chorale selfcheck",
         usage="chorale selfcheck [MODEL] [options] [the options of chorale serve]",
-        description="Checks files, kernels and a private server with these options, in minutes. Each line "
-        "describes what it verifies. Exit code 1 if a check failed. --list shows the checks.",
+        description="Checks files, kernels and a private server with these options; takes minutes. Each line "
+        "of the output describes one check. The exit code is 1 if a check failed. --list shows the checks.",
     )
     made.add_argument("--only", default="", help="names of checks, separated by commas")
     made.add_argument("--skip", default="", help="names of checks to leave out")
     made.add_argument("--quick", action="store_true", help="shorten the checks and skip the longest ones")
-    made.add_argument("--json", help="write the results as JSON to this file; -: standard output")
+    made.add_argument("--json", help="write the results as JSON to this file, or with - to standard output")
     made.add_argument("--list", action="store_true", help="print the checks and exit")
     return made
 

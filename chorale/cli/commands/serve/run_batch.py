@@ -41,7 +41,7 @@ def parser() -> Parser:
     made = Parser(
         "chorale run-batch",
         usage="chorale run-batch -i INPUT -o OUTPUT [MODEL | --base-url URL] [options]",
-        description="Run a file of requests in the form of OpenAI's Batch API, one JSON object a line: "
+        description="Run a file of requests in the format of OpenAI's Batch API, one JSON object per line: "
         "chat completions, completions and responses. Starts an engine for it, or uses the server at "
         "--base-url. After an interruption the same command sends only the lines that are missing. "
         "Also takes the options of chorale serve that concern the engine and the model.",
@@ -51,16 +51,17 @@ def parser() -> Parser:
     files.add_argument("-o", "--output-file", required=True, metavar="FILE", help="file or http(s) URL (PUT)")
     files.add_argument(
         "--output-tmp-dir", type=Path, metavar="FOLDER",
-        help="folder of the records until they are sent to an output URL (default: the current folder)",
+        help="folder for the results until they are sent to an output URL (default: the current folder)",
     )  # fmt: skip
     files.add_argument(
-        "--restart", action="store_true", help="discard the records of an interrupted run, and begin again"
+        "--restart", action="store_true", help="discard the results of an interrupted run and start again"
     )
     sending = made.add_argument_group("sending")
     sending.add_argument("--base-url", metavar="URL", help="OpenAI-compatible server to use")
     sending.add_argument(
         "--max-concurrency", type=_positive, metavar="N",
-        help=f"lines in flight (default: twice --max-num-seqs; {CONCURRENCY} with --base-url)",
+        help="maximum number of concurrent requests "
+        f"(default: twice --max-num-seqs; {CONCURRENCY} with --base-url)",
     )  # fmt: skip
     shown = made.add_argument_group("progress and metrics")
     shown.add_argument("--enable-metrics", action="store_true", help="serve /metrics at --host and --port")

@@ -161,7 +161,7 @@ class KvEventPublisher:
                 if self._router is not None and self._router in ready:
                     self._replay(self._router)
             except Exception:
-                logger.exception("an error in the publisher of KV events; it continues")
+                logger.exception("the publisher of KV events had an error and continues")
                 time.sleep(0.1)
 
     def _read_subscriptions(self) -> None:
@@ -204,7 +204,7 @@ class KvEventPublisher:
         if time.monotonic() - self._warned_at >= _WARN_SECONDS:
             logger.warning(
                 "%d batches of KV events were dropped, because the queue was full (max_queue_size %d); "
-                "subscribers start again with an empty index",
+                "subscribers must clear their index",
                 self._unreported,
                 self._config.max_queue_size,
             )
@@ -230,7 +230,7 @@ class KvEventPublisher:
                     time.sleep(_PAUSE)
             router.send_multipart([*head, END, b""], zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            logger.warning("a replay of KV events was cancelled: %s", error)
+            logger.warning("a replay of KV events was aborted: %s", error)
 
     def _snapshot(self) -> list[tuple[int, bytes]]:
         """Returns the index after the last batch as batches that all have its sequence number."""
