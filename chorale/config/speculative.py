@@ -79,5 +79,5 @@ def check_ranks_of_head(config: SpeculativeConfig, ranks: int) -> None:
     if size not in (None, 1, ranks):
         raise ConfigError(
             f"draft_tensor_parallel_size {size}: must be 1 or --tensor-parallel-size ({ranks}); "
-            "with both, each rank has the whole head"
+            "in both cases each rank has the whole head"
         )

@@ -50,7 +50,7 @@ def test_fit_shows_both_memories(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("host KV")]
     # A page of 64 tokens is 2.25 MiB: 18 tensors of K and V, 8 heads of 64 numbers in bfloat16.
     assert "64.00 GiB of host memory for 29127 pages" in line
-    assert "0.62 GiB of the GPU for copies" in line
+    assert "0.62 GiB of GPU memory for copies" in line
     assert main(["fit", "120b", "--gpu", "h200"]) == 0
     assert "host KV" not in capsys.readouterr().out
 

@@ -241,7 +241,8 @@ def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False) -> No
     if resolved.host_tier is not None:
         buffers = gib(resolved.host_tier.device_bytes)
         print(
-            f"host KV   {resolved.host_tier} evicted from the pool, per rank; {buffers} of the GPU for copies"
+            f"host KV   {resolved.host_tier} evicted from the pool, per rank; "
+            f"{buffers} of GPU memory for copies"
         )
     longest = f"{limits.max_model_len:,} tokens"
     print(f"requests  {full:,} at once of the maximum {longest}, or {short:,} of 2,048 tokens")
