@@ -1,4 +1,4 @@
-"""A child ends with its parent even where the system sends it no signal."""
+"""A child ends with its parent, even where the system sends it no signal, and imports the same package."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+import chorale
+from chorale.machine.processes import module_command
+from chorale.serve.private_server import private_server
 
 CHILD = """
 import os, sys, time
@@ -36,3 +43,29 @@ def test_a_child_that_gets_no_signal_ends_with_its_parent() -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
             raise
+
+
+def test_children_do_not_import_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is a child of this process, and its engine is a child of the server."""
+    (tmp_path / "chorale").mkdir()
+    (tmp_path / "chorale" / "__init__.py").write_text("raise SystemExit(9)\n", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert subprocess.run([sys.executable, "-m", "chorale"], check=False).returncode == 9
+    with private_server(["demo"]) as endpoint:  # waits for the engine
+        assert endpoint.socket is not None
+
+
+def test_a_child_imports_the_package_that_its_parent_found_by_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = str(Path(chorale.__file__).resolve().parents[1])
+    monkeypatch.setattr(sys, "path", ["", *(entry for entry in sys.path if os.path.realpath(entry) != root)])
+    ended = subprocess.run([*module_command("chorale"), "--version"], cwd=tmp_path, check=False)
+    assert ended.returncode == 0
+
+
+def test_every_module_of_the_package_runs_in_a_child_by_module_command() -> None:
+    package = Path(chorale.__file__).parent
+    assert not [path for path in package.rglob("*.py") if '"-m", "chorale' in path.read_text("utf-8")]

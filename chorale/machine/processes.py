@@ -26,6 +26,20 @@ HEARTBEAT_TIMEOUT = 5.0  # seconds of silence after which an engine or a rank co
 LOADING_TIMEOUT = 120.0  # the same while it loads: importing torch from a cold disk holds the GIL for long
 _LONGEST_LOOK = 1.0  # seconds that one check adds at most: a late check has missed signs of life
 _DOUBT = 0.25  # fraction of the limit after which the system is asked
+_RUN = "import runpy, sys; sys.path[:] = {path!r}; runpy.run_module({name!r}, None, '__main__', True)"
+
+
+def module_command(name: str) -> tuple[str, ...]:
+    """Returns the command that runs the module ``name`` of Chorale in a child. Arguments may follow.
+
+    The child imports what this process imports. ``python -m`` would look into the current folder first, where
+    another ``chorale`` may be.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    path = [entry for entry in sys.path if os.path.isabs(entry)]
+    if root not in map(os.path.realpath, path):  # this process found it through a relative entry
+        path.insert(0, root)
+    return (sys.executable, "-P", "-c", _RUN.format(path=path, name=name))
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from asyncio.subprocess import PIPE, Process
@@ -21,7 +20,7 @@ from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.wire import curve
 from chorale.client.wire.messages import DECODE_ERRORS, decode_heartbeat
 from chorale.machine.platforms import CUDA, find_platform
-from chorale.machine.processes import how_ended
+from chorale.machine.processes import how_ended, module_command
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -35,7 +34,7 @@ from chorale.serve.bootstrap import (
 from chorale.serve.watch import EnginePulse, RestartPolicy, WatchLimits
 
 logger = logging.getLogger(__name__)
-ENGINE_COMMAND = (sys.executable, "-m", "chorale.serve.engine.process")
+ENGINE_COMMAND = module_command("chorale.serve.engine.process")
 WATCH_INTERVAL = 0.1  # seconds between two checks of the heartbeats
 SPAWN_LOCK = threading.Lock()  # uvloop cannot start processes from loops of two threads at the same time
 SPAWN_RETRY = 0.005  # seconds between two attempts to acquire the lock

@@ -18,6 +18,7 @@ import httpx2
 
 from chorale.errors import ChoraleError, ConfigError
 from chorale.machine.folders import folder_for_sockets
+from chorale.machine.processes import module_command
 from chorale.machine.signals import signals_as_exceptions
 from chorale.requests.openai_client import DEFAULT_URL, Client, Endpoint, api_url
 
@@ -150,4 +151,4 @@ def wait_until_healthy(
 
 def command(arguments: Sequence[str]) -> list[str]:
     """Returns the command line that runs ``chorale ARGUMENTS`` as a child of this process."""
-    return [sys.executable, "-m", "chorale.cli.bound", str(os.getpid()), *arguments]
+    return [*module_command("chorale.cli.bound"), str(os.getpid()), *arguments]

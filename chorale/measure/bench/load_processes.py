@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from chorale.errors import ChoraleError
-from chorale.machine.processes import die_with_parent
+from chorale.machine.processes import die_with_parent, module_command
 from chorale.measure.bench.connection import Target
 from chorale.measure.bench.load import Load, LoadRequest, Outcome, Pace, to_json
 
@@ -67,7 +67,7 @@ def _in_processes(
             "at": at, "parent": os.getpid(),
         }  # fmt: skip
         process = subprocess.Popen(
-            [sys.executable, "-m", "chorale.measure.bench.load_processes"],
+            module_command("chorale.measure.bench.load_processes"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -13,10 +12,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from chorale.config.engine import EngineConfig
+from chorale.machine.processes import module_command
 from chorale.measure.selfcheck.check import Check, Failed, Outcome, outcome_of
 from chorale.measure.selfcheck.recorded import Order, Recording
 
-_COMMAND = (sys.executable, "-m", "chorale.measure.selfcheck.device.process")
+_COMMAND = module_command("chorale.measure.selfcheck.device.process")
 _START_SECONDS = 120.0  # added to the first check's limit, to import torch and open the device
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from chorale.machine.folders import Folder, folder_for_sockets
 from chorale.machine.hardware import Hardware
 from chorale.machine.links import LinkFinder
 from chorale.machine.platforms import PLATFORMS
+from chorale.machine.processes import module_command
 from chorale.model.config import ModelConfig
 from chorale.parallel.communicator import Communicator
 from chorale.parallel.distributed import connect
@@ -37,7 +37,7 @@ from chorale.serve.logs import LogOptions, inherited_options
 
 logger = logging.getLogger(__name__)
 UNEVEN = 1.05  # warn if the KV cache could grow by this factor without the rank with the least memory
-RANK_COMMAND = (sys.executable, "-m", "chorale.serve.engine.rank_entry")
+RANK_COMMAND = module_command("chorale.serve.engine.rank_entry")
 MEETING_POINT = "ranks"  # name of the rendezvous file of the process group, in a private folder
 
 

@@ -8,7 +8,6 @@ import importlib
 import logging
 import os
 import socket
-import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import Sequence
@@ -20,13 +19,13 @@ from chorale.api.listening import Stop
 from chorale.client.fleet.fixed_members import FixedFleet
 from chorale.client.remote import RemoteClient
 from chorale.errors import ChoraleError, ConfigError
-from chorale.machine.processes import LOADING_TIMEOUT, Silence
+from chorale.machine.processes import LOADING_TIMEOUT, Silence, module_command
 from chorale.serve.bootstrap import EXIT_CONFIG, ApiStart
 from chorale.serve.engine_monitor import WATCH_INTERVAL, end, spawn
 from chorale.serve.watch import RestartPolicy, WatchLimits
 
 logger = logging.getLogger(__name__)
-API_COMMAND = (sys.executable, "-m", "chorale.serve.http.api_process")
+API_COMMAND = module_command("chorale.serve.http.api_process")
 SETTLED = 10.0  # seconds of running after which an API process counts as ready
 CUT_GRACE = 5.0  # seconds in which an API process must cancel running requests
 

@@ -14,11 +14,12 @@ import logging
 import os
 import queue
 import subprocess
-import sys
 import threading
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+from chorale.machine.processes import module_command
 
 logger = logging.getLogger(__name__)
 MAX_SIZE = 12
@@ -38,7 +39,7 @@ class CompilePool:
         environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, *map(str, theirs)],
+                [*module_command(_MODULE), *map(str, theirs)],
                 env=os.environ | environment,
                 pass_fds=theirs,
                 stdin=subprocess.DEVNULL,
