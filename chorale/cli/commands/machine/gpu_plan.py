@@ -144,8 +144,9 @@ def recommended(found: Sequence[Way], length: int) -> tuple[Way, str] | None:
     """Returns the recommended way and the reason, or None if nothing fits. ``length``: tokens of a request.
 
     It has as few ranks as an engine needs for its context. Engines share nothing, so with many requests their
-    throughput adds up; ranks wait for each other in every layer. With few requests, more ranks are faster,
-    but the number of requests is not known here (docs/explanation/parallel.md, "Which to choose").
+    throughput adds up; ranks wait for each other in every layer. With few requests, more ranks can be faster
+    (one stream on two GPUs: the 20b is, the 120b is not), but their number is not known here
+    (docs/explanation/parallel.md, "Which to choose").
     """
     fitting = [way for way in found if way.resolved is not None]
     enough = min(ENOUGH, *(way.resolved.limits.max_num_seqs for way in fitting if way.resolved), ENOUGH)
@@ -165,19 +166,20 @@ def recommended(found: Sequence[Way], length: int) -> tuple[Way, str] | None:
     return way, f"its engines have the most room; none of these ways has room for {capacity} in each engine"
 
 
-WHY_ENGINES = "more engines are faster at full load, more ranks are faster with few requests"
+WHY_ENGINES = "engines share nothing, and ranks wait for each other in every layer"
 HEADING = f"{'ranks':>5} {'engines':>7} {'weights a GPU':>13} {'context an engine':>18} {'longest':>8} " \
-    f"{'long':>6} {'of 2,048':>8} {'one stream':>11}"  # fmt: skip
+    f"{'requests':>11} {'requests':>11} {'upper bound':>11}"  # fmt: skip
+HEADINGS = (f"{'full-length':>67} {'2,048-token':>11} {'one stream:':>11}", HEADING)
 LEGEND = (
-    '"long" and "of 2,048": how many requests of the maximum length, and of 2,048 tokens, fit at once',
-    '(all engines together); "one stream": most tokens/s that the memory bandwidth allows',
+    '"requests": how many fit at once, all engines together; a full-length one has the longest context;',
+    '"upper bound": tokens/s that the memory bandwidth allows, without speculative decoding',
 )
 
 
 def table(found: Sequence[Way], gpu: GpuModel, count: int) -> list[str]:
-    """Returns a heading, a row for each way, and a legend."""
+    """Returns the headings, a row for each way, and a legend."""
     rows = [_row(way, gpu) + _idle(count - way.ranks * way.engines) for way in found]
-    return [HEADING, *rows, *LEGEND]
+    return [*HEADINGS, *rows, *LEGEND]
 
 
 def _row(way: Way, gpu: GpuModel) -> str:
@@ -190,7 +192,7 @@ def _row(way: Way, gpu: GpuModel) -> str:
         most = f"{gpu.bandwidth * 1e12 / token_bytes(way.part, dtype):,.0f}/s"
     long, short = (f"{way.engines * way.requests(length):,}" for length in (way.longest, SHORT))
     weights = gib(weight_bytes(way.part, dtype, decoded=hardware_of(gpu).decodes_experts))
-    return f"{start} {weights:>13} {way.tokens:>18,} {way.longest:>8,} {long:>6} {short:>8} {most:>11}"
+    return f"{start} {weights:>13} {way.tokens:>18,} {way.longest:>8,} {long:>11} {short:>11} {most:>11}"
 
 
 def _idle(count: int) -> str:
