@@ -243,6 +243,24 @@ def test_the_rendered_chart_is_current() -> None:
         assert head.endswith(script.digest()), "run: python scripts/render_chart.py"
 
 
+def test_the_files_name_the_tag_that_the_docs_push() -> None:
+    version = yaml.safe_load((DEPLOY / "helm" / "chorale" / "Chart.yaml").read_text("utf-8"))["appVersion"]
+    image = f"registry.example/chorale:{version}"
+    docker = (ROOT / "docs" / "how-to" / "docker.md").read_text("utf-8")
+    assert f"-t {image} --build-arg VERSION={version} . && docker push {image}" in docker
+    kustomization = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text("utf-8"))
+    [named] = kustomization["images"]
+    assert f"{named['newName']}:{named['newTag']}" == image
+    assert {pod.container["image"] for pod in PODS if pod.file.startswith("kserve.yaml")} == {image}
+
+
+def test_the_page_shows_the_values_of_eight_gpus() -> None:
+    page = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text("utf-8")
+    [shown] = re.findall(r"^```yaml\n(model: .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    values = DEPLOY / "helm" / "chorale" / "ci" / "gpt-oss-120b-8-gpus.yaml"
+    assert yaml.safe_load(shown) == yaml.safe_load(values.read_text("utf-8"))
+
+
 @pytest.mark.skipif(
     shutil.which("helm") is None and importlib.util.find_spec("helm_python") is None,
     reason="needs the program helm or the package helm-python-sdk",

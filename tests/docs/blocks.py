@@ -54,7 +54,7 @@ NEEDS = {
     "sky": "an account at a cloud",
 }
 RUN = {
-    *(".", "cat", "cd", "chorale", "cp", "curl", "echo", "export", "grep", "head"),
+    *(".", "base64", "cat", "cd", "chorale", "cp", "curl", "echo", "export", "grep", "head"),
     *("openssl", "python", "python3", "sed", "sh", "source", "wc"),
 }
 # Commands of chorale that start no engine.
