@@ -1,4 +1,4 @@
-"""Writes the generated tables of docs/reference/api.md and api-fields.md from the code that enforces them.
+"""Writes the generated tables of docs/reference/api.md, api-fields.md and metrics.md from the code.
 
     python scripts/api_docs.py           rewrites the pages
     python scripts/api_docs.py --check   exits 1 and prints the first line that differs
@@ -23,6 +23,8 @@ from chorale.api.http.auth import OPEN_PATHS
 from chorale.api.messages import request as messages
 from chorale.api.openapi import operations
 from chorale.api.responses import request as responses
+from chorale.api.telemetry.engine_metrics import COUNTER, ENGINE_METRICS
+from chorale.api.telemetry.metric_names import BY_SERVER, COUNTERS, STORE_GAUGES
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
@@ -78,6 +80,24 @@ def endpoints() -> str:
     return "\n".join(rows) + "\n"
 
 
+def own_metrics() -> str:
+    """Returns a table of the metrics that begin with ``chorale:``."""
+    found = {f"{name}_total": ("counter", *rest) for name, rest in COUNTERS.items()}
+    found |= {name: ("gauge", *rest) for name, rest in STORE_GAUGES.items()}
+    for metric in ENGINE_METRICS:
+        if metric.kind is COUNTER:
+            found[f"{metric.name}_total"] = ("counter", metric.doc, metric.labels)
+        else:
+            found[metric.name] = ("gauge", metric.doc, metric.labels)
+    of_server = {*STORE_GAUGES, *(f"{name}_total" for name in BY_SERVER)}
+    rows = ["| series | type | of | labels | meaning |", "|---|---|---|---|---|"]
+    for name, (kind, doc, labels) in sorted(found.items()):
+        if name.startswith("chorale:"):
+            owner = "server" if name in of_server else "engine"
+            rows.append(f"| `{name}` | {kind} | {owner} | {', '.join(f'`{n}`' for n in labels)} | {doc} |")
+    return "\n".join(rows) + "\n"
+
+
 # Page -> table -> what writes it.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "api.md": {"endpoints": endpoints},
@@ -92,6 +112,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "messages": lambda: fields_table(messages.MessagesRequest, messages.HARMLESS, messages.REFUSED),
         "limits": limits_table,
     },
+    "metrics.md": {"own": own_metrics},
 }
 
 

@@ -28,6 +28,15 @@ def test_the_api_pages_are_what_the_code_says() -> None:
         assert module.render(name, page) == page, "run: python scripts/api_docs.py"
 
 
+def test_the_page_of_metrics_names_each_of_chorale() -> None:
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text("utf-8")
+    named = set(re.findall(r"`(chorale:\w+?)(?:_total)?`", page))
+    sources = (path.read_text("utf-8") for path in (ROOT / "chorale").rglob("*.py"))
+    found = {name for source in sources for name in re.findall(r'"(chorale:\w+)"', source)}
+    assert len(found) > 20
+    assert found - {"chorale:engine"} <= named  # the namespace of chorale:engine_process_*
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_that_the_docs_name_exist(page: Path) -> None:
     text = page.read_text("utf-8")

@@ -63,6 +63,20 @@ COUNTERS: dict[str, tuple[str, Labels]] = {
     "http_requests": ("HTTP requests", ("handler", "method", "status")),
 }
 
+STORE_GAUGES: dict[str, tuple[str, Labels]] = {
+    "chorale:response_store_up": (
+        "1 if the last write to the response store succeeded, 0 if responses cannot be stored",
+        (),
+    ),
+    "chorale:response_store_responses": ("Stored responses", ()),
+    "chorale:response_store_conversations": ("Stored conversations", ()),
+    "chorale:response_store_bytes": ("Bytes in the response store", ()),
+    "chorale:background_responses": ("Running background responses of all servers with this store", ()),
+    "chorale:files": ("Files of /v1/files", ()),
+    "chorale:file_bytes": ("Bytes of the files of /v1/files", ()),
+    "chorale:batches": ("Batches that have not ended", ("status",)),
+}
+
 # Metrics of the server, not of an engine. Each has one series, labelled as engine 0.
 BY_SERVER = (
     "chorale:queue_rejections", "chorale:tool_calls", "chorale:harmony_repairs",

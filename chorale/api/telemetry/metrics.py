@@ -33,6 +33,7 @@ from chorale.api.telemetry.metric_names import (
     BY_SERVER,
     COUNTERS,
     HISTOGRAMS,
+    STORE_GAUGES,
     is_http,
 )
 from chorale.api.telemetry.metric_types import Histogram, Labels, Series, total
@@ -187,20 +188,11 @@ class Metrics(Collector):
     def collect_requests(self) -> Iterator[Any]:
         """Yields the metrics of requests, tools and the store."""
         self._watch_new()
-        yield self._gauge(
-            "chorale:response_store_up",
-            "1 if the last write to the response store succeeded, 0 if responses cannot be stored",
-            int(self._store_works),
-        )
+        yield self._gauge("chorale:response_store_up", {(): int(self._store_works)})
         for name, value in self._store_sizes.items():
-            yield self._gauge(name, "Contents of the response store", value)
+            yield self._gauge(name, {(): value})
         if self._num_batches:
-            family = self._family(
-                GaugeMetricFamily, "chorale:batches", "Batches that have not ended", ["status"]
-            )
-            for status, number in self._num_batches.items():
-                family.add_metric([*self._labels.values(), status], number)
-            yield family
+            yield self._gauge("chorale:batches", {(status,): n for status, n in self._num_batches.items()})
         yield from self._collect_series()
 
     def _collect_series(self) -> Iterator[Any]:
@@ -247,9 +239,12 @@ class Metrics(Collector):
                 found.samples = named if found is family else found.samples + named
         yield from merged.values()
 
-    def _gauge(self, name: str, doc: str, value: float) -> Any:
-        family = self._family(GaugeMetricFamily, name, doc, ())
-        family.add_metric(list(self._labels.values()), value)
+    def _gauge(self, name: str, values: Mapping[Labels, float]) -> Any:
+        """Returns one of ``STORE_GAUGES``, with its values by label values."""
+        doc, labels = STORE_GAUGES[name]
+        family = self._family(GaugeMetricFamily, name, doc, labels)
+        for found, value in values.items():
+            family.add_metric([*self._labels.values(), *found], value)
         return family
 
 

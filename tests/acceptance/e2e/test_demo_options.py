@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.request
 from collections.abc import Iterator
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.promql import all_faults, queries
+from tests.support import ROOT
 from tests.support.served import Served, at_once, serving
 
 CONFIG = '{"method": "ngram", "num_speculative_tokens": 4}'
@@ -80,6 +82,16 @@ def test_dashboard_alerts_and_autoscalers_ask_for_metrics_of_this_server(demo: S
         text = answer.read().decode()
     assert len(list(queries())) > 60
     assert all_faults(text) == []
+
+
+def test_the_page_of_metrics_names_what_this_server_has(demo: Served) -> None:
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text("utf-8")
+    with urllib.request.urlopen(f"{demo.url}/metrics", timeout=5) as answer:
+        types = re.findall(r"^# TYPE (chorale:\w+) (\w+)$", answer.read().decode(), re.MULTILINE)
+    own = [(name, kind) for name, kind in types if not name.startswith("chorale:engine_process_")]
+    assert len(own) > 15
+    for name, kind in own:
+        assert f"| `{name}` | {kind} |" in page
 
 
 @pytest.mark.usefixtures("python_sandbox")
