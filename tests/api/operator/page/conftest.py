@@ -24,6 +24,7 @@ def browser(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def tab(browser: Tab) -> Iterator[Tab]:
-    """The browser's tab, at the usual size."""
+    """The browser's tab, at the usual size and in light colours."""
     yield browser
     browser.resize(*SIZE)
+    browser.darken(False)

@@ -53,6 +53,7 @@ def test_axe_finds_no_violation(tab: Tab, server: Server, width: int, dark: bool
     tab.darken(dark)
     tab.resize(width, 800)
     opened(tab, url(server))
+    assert tab.value("matchMedia('(prefers-color-scheme: dark)').matches") is dark
     assert axe.violations(tab) == []
     asked(tab, server)
     assert axe.violations(tab) == []
