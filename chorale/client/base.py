@@ -64,6 +64,11 @@ class EngineStatus:
     phase: str = ""  # "download", "load", "kv_pool", "warm_up", ...
     progress: float | None = None  # 0..1 within the phase
     message: str = ""
+    restarts: int = 0  # restarts of the engine process that were begun, also those that failed
+
+
+# The place of an engine that has left a fleet; another engine may take it.
+LEFT = EngineStatus("failed", message="the engine has left")
 
 
 class Core(Protocol):

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from chorale.client.admission import Admission, total_capacity
 from chorale.client.base import EngineInfo, EngineStatus
@@ -98,6 +99,7 @@ class RemoteClient:
         )
         self._status = EngineStatus("loading", phase="start")
         self._info: EngineInfo | None = None
+        self._restarts = 0  # as in the last heartbeat
         self._stats = EngineStats()
         self._engine_id = ""  # id of the engine that requests are sent to; "" while there is none
         self._died_id = ""  # id of an engine that reported its failure, but may still send heartbeats
@@ -197,7 +199,7 @@ class RemoteClient:
     # ------------------------------------------------------------------ messages from the engine
 
     def _heartbeat(self, beat: Heartbeat) -> None:
-        self._timeout = beat.timeout
+        self._timeout, self._restarts = beat.timeout, beat.restarts
         self._silence.pid = beat.pid if self._is_local else None
         self._silence.hear(self._clock())
         if beat.state == "failed" and self._status.state != "failed":
@@ -260,14 +262,14 @@ class RemoteClient:
         if self._status.state not in ("dead", "failed"):
             self._lose_engine("dead", "the engine process ended")
 
-    def _lose_engine(self, state: str, message: str) -> None:
+    def _lose_engine(self, state: Literal["dead", "failed"], message: str) -> None:
         self._engine_id = ""
         self._connection.disconnect()
         if self._follower is not None:
             self._follower.begin()
         if self._died_at is None:
             self._died_at = self._clock()
-        self._set_status(EngineStatus("failed" if state == "failed" else "dead", message=message))
+        self._set_status(EngineStatus(state, message=message, restarts=self._restarts))
         self._fail_all(message)
 
     def _fail_all(self, message: str) -> None:

@@ -64,6 +64,7 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     parent_pid: int
     name: str = "engine"  # name in log lines; replicas are engine-0, engine-1, ...
     replica: int = 0  # index of this replica
+    restarts: int = 0  # earlier processes of this engine
     environment: dict[str, str] = {}  # added environment variables, which select this engine's devices
     prefix_secret: bytes = b""  # key of the prefix hashes, the same for all replicas; random if empty
     heartbeat_interval: float = 0.2

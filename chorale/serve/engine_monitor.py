@@ -188,7 +188,9 @@ class EngineMonitor:
         self._was_ready = False
         config = self._start.config
         timeout = self._timeout * self._restart_policy.growth(time.monotonic())
-        start = msgspec.structs.replace(self._start, config=replace(config, heartbeat_timeout=timeout))
+        start = msgspec.structs.replace(
+            self._start, config=replace(config, heartbeat_timeout=timeout), restarts=self.num_restarts
+        )
         try:
             process = await spawn(self._command, start, pass_fds=start.inherited)
         except OSError as error:  # no memory or file descriptors: counts as a crash, as it may be temporary

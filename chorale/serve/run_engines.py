@@ -40,7 +40,13 @@ async def _report_given_up(monitor: EngineMonitor, running: asyncio.Future[int],
     await asyncio.wait([running])
     if monitor.failure is None:
         return
-    beat = Heartbeat(engine_id="", pid=os.getpid(), state="failed", message=monitor.failure.message)
+    beat = Heartbeat(
+        engine_id="",
+        pid=os.getpid(),
+        state="failed",
+        message=monitor.failure.message,
+        restarts=monitor.num_restarts,
+    )
     with zmq.Context() as context, context.socket(zmq.PUB) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         try:

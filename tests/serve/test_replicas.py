@@ -148,8 +148,20 @@ async def test_the_server_serves_although_one_engine_cannot_start(server: dict[s
             status, body = await health(s)
             assert (status, body["status"]) == (200, "ready")
             assert body["engines"][1]["message"] == "out of memory"
+            assert await metric(s, "chorale:engine_up") == {"0": 1, "1": 0}
         s.process.terminate()
         assert await ended(s) == 0
+
+
+@on_linux
+async def test_restarts_are_counted_of_an_engine_that_is_never_ready() -> None:
+    behaviour = {"crash": "no such device", "faulty": "engine-1"}
+    async with serve(behaviour=behaviour, server=ONE_HTTP, limits={"backoff": 0.01}) as s:
+        await s.listening()
+        while await states(s) != ["ready", "failed"]:
+            await asyncio.sleep(0.02)
+        assert await metric(s, "chorale:engine_up") == {"0": 1, "1": 0}
+        assert await metric(s, "chorale:engine_restarts_total") == {"0": 0, "1": 4}  # after 5 failed starts
 
 
 # --------------------------------------------------------------------------- the operator's view

@@ -21,7 +21,7 @@ from chorale.api.telemetry.metric_names import (
     SLEEP_STATES,
 )
 from chorale.api.telemetry.metric_types import ENGINE_LABELS, Labels
-from chorale.client.base import EngineInfo
+from chorale.client.base import LEFT, EngineInfo
 from chorale.engine.types import EngineStats
 
 COUNTER, GAUGE = CounterMetricFamily, GaugeMetricFamily
@@ -126,6 +126,12 @@ def _rank_free(seen: Seen) -> Values:
     return {(str(rank),): size for rank, size in enumerate(seen.info.rank_free_bytes)}
 
 
+def _up(seen: Seen) -> Values:
+    """Returns nothing for a place in a fleet that an engine has left."""
+    status = seen.record.status
+    return {} if status == LEFT else {(): status.state in ("ready", "draining")}
+
+
 _COMPUTES = ("device", "dtype", "kv_cache_dtype", "ops", "tensor_parallel_size")
 # fmt: off
 ENGINE_METRICS: tuple[EngineMetric, ...] = (
@@ -155,7 +161,10 @@ ENGINE_METRICS: tuple[EngineMetric, ...] = (
                                ("total",): seen.stats.host_pages_total}, ("kind",), _host),
     EngineMetric(GAUGE, "vllm:engine_sleep_state", "Sleep state of the engine (always awake)",
                  lambda seen: {(state,): state == "awake" for state in SLEEP_STATES}, ("sleep_state",)),
-    EngineMetric(COUNTER, "chorale:engine_restarts", "Restarts of the engine process",
+    EngineMetric(GAUGE, "chorale:engine_up",
+                 "1: the engine answers requests; 0: it loads, starts again, or has failed for good", _up),
+    EngineMetric(COUNTER, "chorale:engine_restarts",
+                 "Restarts of the engine process, also those that failed",
                  lambda seen: seen.record.num_restarts),
     EngineMetric(GAUGE, "vllm:cache_config_info", "Configuration of the KV cache",
                  _facts("block_size", "num_blocks", "enable_prefix_caching", "kv_cache_dtype"),

@@ -6,7 +6,7 @@ import contextlib
 
 from chorale.api.telemetry.metric_names import ENGINE_FIELDS, HISTOGRAMS
 from chorale.api.telemetry.metric_types import Series
-from chorale.client.base import EngineInfo, EngineView
+from chorale.client.base import LEFT, EngineInfo, EngineStatus, EngineView
 from chorale.client.summary import add_columns
 from chorale.engine.types import EngineStats
 from chorale.errors import ChoraleError
@@ -24,6 +24,7 @@ class EngineRecord:
             if not more
         }
         self.num_restarts = 0
+        self._last_restarts = 0  # of the engine that now has this index
         self._step_tokens = self.histograms["vllm:iteration_tokens_total"]
         self._engine: EngineView | None = None
         self._engine_id = ""
@@ -41,6 +42,10 @@ class EngineRecord:
         with contextlib.suppress(ChoraleError):
             return self._engine.info if self._engine is not None else None
         return None
+
+    @property
+    def status(self) -> EngineStatus:
+        return self._engine.status if self._engine is not None else LEFT
 
     def pid(self) -> int:
         """Returns the engine's process id, or an invalid one if there is no separate engine process."""
@@ -73,10 +78,10 @@ class EngineRecord:
         """
         if self._engine is None:
             return self.last_stats
+        self._count_restarts(self.status.restarts)
         info = self.info
         if info is not None:
             if self._engine_id and info.engine_id != self._engine_id:
-                self.num_restarts += 1
                 if not self._has_begun_again:  # the new counters have already passed the old ones
                     self._begin_again()
                 self._has_begun_again = False
@@ -84,6 +89,12 @@ class EngineRecord:
         stats = self._engine.stats
         self.observe(stats)
         return stats
+
+    def _count_restarts(self, restarts: int) -> None:
+        if restarts < self._last_restarts:  # another engine of a fleet took the place
+            self._last_restarts = 0
+        self.num_restarts += restarts - self._last_restarts
+        self._last_restarts = restarts
 
     def totals(self, stats: EngineStats) -> dict[str, float]:
         """Returns the engine's counters since the server's start, by field."""

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 
 from chorale.client.admission import Admission
-from chorale.client.base import EngineInfo, EngineStatus
+from chorale.client.base import LEFT, EngineInfo, EngineStatus
 from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits, RemoteClient
 from chorale.client.routing.cost import cost
 from chorale.client.routing.follower import Follower
@@ -50,7 +50,7 @@ class Slot:
     @property
     def status(self) -> EngineStatus:
         if self._remote is None:
-            return EngineStatus("failed", message="the engine has left")
+            return LEFT
         return self._remote.status
 
     @property

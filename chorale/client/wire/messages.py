@@ -150,10 +150,11 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     p99_step_seconds: float = 0.0  # 99th percentile of the last 1,024 finished steps
     stats: EngineStats = msgspec.field(default_factory=EngineStats)
     info: EngineInfo | None = None  # set once the engine is ready
+    restarts: int = 0  # see ``EngineStatus``
 
     @property
     def status(self) -> EngineStatus:
-        return EngineStatus(self.state, self.phase, self.progress, self.message)
+        return EngineStatus(self.state, self.phase, self.progress, self.message, self.restarts)
 
 
 # Exceptions that decoders raise. For a tag that is not UTF-8, msgspec raises UnicodeDecodeError.

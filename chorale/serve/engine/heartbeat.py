@@ -35,10 +35,11 @@ class HeartbeatThread:
         interval: float,
         timeout: float = HEARTBEAT_TIMEOUT,
         tcp: TcpSocket | None = None,
+        restarts: int = 0,
     ) -> None:
         """``timeout``: seconds of silence after which this engine counts as hung; sent in each heartbeat."""
         self._address, self._tcp, self._timeout = heartbeat_address(directory), tcp, timeout
-        self._engine_id, self._interval = engine_id, interval
+        self._engine_id, self._interval, self._restarts = engine_id, interval, restarts
         # The status and the info are replaced together, so no lock is needed.
         self._public: tuple[EngineStatus, EngineInfo | None] = EngineStatus("loading", phase="start"), None
         self._wake = threading.Event()
@@ -111,6 +112,7 @@ class HeartbeatThread:
             p99_step_seconds=self._p99_step_seconds(),
             stats=self.stats,
             info=info,
+            restarts=self._restarts,
         )
 
     def _p99_step_seconds(self) -> float:

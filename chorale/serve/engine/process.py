@@ -179,6 +179,7 @@ def run_engine_process(start: EngineStart, build: Build) -> int:
         start.heartbeat_interval,
         start.config.heartbeat_timeout,
         start.tcp.beats if start.tcp is not None else None,
+        start.restarts,
     )
     heartbeat.start()
     publisher = None

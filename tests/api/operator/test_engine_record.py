@@ -16,7 +16,7 @@ class View:
     def become(self, engine_id: str, steps: int) -> None:
         self.info = EngineInfo(model="m", engine_id=engine_id, max_model_len=10, max_num_seqs=1)
         self.stats = EngineStats(num_steps=steps, generation_tokens=10 * steps)
-        self.status = EngineStatus("ready")
+        self.status = EngineStatus("ready", restarts=int(engine_id == "b"))
 
 
 @pytest.mark.parametrize("scraped", [False, True])

@@ -16,12 +16,14 @@ from chorale.api.telemetry.metered_client import MeteredClient
 from chorale.api.telemetry.metric_names import SLEEP_STATES
 from chorale.api.telemetry.metric_types import Histogram, Series, total
 from chorale.api.telemetry.metrics import Metrics
-from chorale.client.base import EngineInfo
+from chorale.client.base import LEFT, EngineInfo, EngineStatus
 from chorale.engine.types import EngineStats, GenerateRequest, SamplingSpec, TokenChunk
 from chorale.errors import EngineDeadError, QueueFullError
 from tests.support.raw_http import call
 from tests.support.scripted import scripted
 from tests.support.server import served
+
+ENGINE_0 = (("engine", "0"), ("model_name", "demo"))
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -120,7 +122,7 @@ class Engine:
     """The attributes of a client that a scrape reads."""
 
     def __init__(self) -> None:
-        self.stats = EngineStats()
+        self.stats, self.status = EngineStats(), EngineStatus("ready")
         self.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, engine_id="a", num_blocks=100)
         self.engines = (self,)
 
@@ -141,14 +143,32 @@ def test_engine_counters_do_not_decrease_when_the_engine_restarts() -> None:
     assert value(metrics, "vllm:kv_cache_usage_perc") == 0.25
     engine.stats = EngineStats(generation_tokens=20, num_steps=2)
     engine.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, engine_id="b")
+    engine.status = EngineStatus("ready", restarts=1)
     assert value(metrics, "vllm:generation_tokens_total") == 520
     assert value(metrics, "chorale:engine_restarts_total") == 1
     assert value(metrics, "vllm:num_requests_running") == 0
     assert value(metrics, "vllm:iteration_tokens_total_count") == 2
-    for name in ("c", "d"):  # two restarts between scrapes
-        engine.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, engine_id=name)
+    for restarts in (2, 4):  # between scrapes; before the last, a process died while it loaded
+        engine.status = EngineStatus("dead", restarts=restarts)
         metrics.save()
-    assert value(metrics, "chorale:engine_restarts_total") == 3
+    assert value(metrics, "chorale:engine_restarts_total") == 4
+    engine.status = LEFT
+    metrics.save()
+    engine.status = EngineStatus("ready", restarts=1)  # another engine of a fleet at this place
+    assert value(metrics, "chorale:engine_restarts_total") == 5
+
+
+@pytest.mark.parametrize(
+    ("state", "up"), [("ready", 1), ("draining", 1), ("loading", 0), ("dead", 0), ("failed", 0)]
+)
+def test_an_engine_that_answers_is_up(state: Any, up: int) -> None:
+    metrics, engine = Metrics("demo"), Engine()
+    assert ("chorale:engine_up", ENGINE_0) not in samples(metrics)  # nothing is known
+    metrics.watch(engine)  # type: ignore[arg-type]
+    engine.status = EngineStatus(state)
+    assert samples(metrics)["chorale:engine_up", ENGINE_0] == up
+    engine.status = LEFT  # no alert for a replica that a fleet has removed
+    assert ("chorale:engine_up", ENGINE_0) not in samples(metrics)
 
 
 def test_draft_metrics_exist_only_with_speculative_decoding() -> None:
@@ -401,6 +421,7 @@ def test_engine_metrics_have_a_series_per_engine_and_server_metrics_one(tmp_path
     assert repairs == [(("engine", "0"), ("kind", "cut_header"), demo)]
     replicas.engines[1].info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, engine_id="new")
     replicas.engines[1].stats = EngineStats(generation_tokens=1, num_steps=1)
+    replicas.engines[1].status = EngineStatus("ready", restarts=1)
     processes[1].save()  # called once a second, even without scrapes
     shown = samples(processes[1])
     assert shown["chorale:engine_restarts_total", (("engine", "1"), demo)] == 1
