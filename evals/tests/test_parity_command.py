@@ -84,7 +84,7 @@ def chorale(*arguments: str) -> int:
 
 
 def record(source: str, folder: Path, *options: str) -> Path:
-    path = folder / "base.json"
+    path = folder / "base.npz"
     assert chorale("record", source, "-o", str(path), *options) == 0
     return path
 
@@ -133,7 +133,7 @@ def _measured(folder: Path, plan: Plan) -> Recording:
 def test_two_recordings_are_compared_without_a_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    a, b = tmp_path / "a.npz", tmp_path / "b.npz"
     save(recording("before", 1, 3e-6), a)
     save(recording("after", 2, 2e-2), b)
     assert main(["eval", "parity", str(a), str(a)]) == 0
@@ -192,12 +192,12 @@ def test_a_change_of_precision_is_recognised(options: str, size: str, base: Path
     code, result = parity(base, f"demo {options}", "--expect", size, out=tmp_path / "out")
     print(options, result["verdict"], result["reasons"])
     assert (code, result["verdict"], result["precision"]) == (0, "precision", size), result["reasons"]
-    recorded = str(tmp_path / "out" / "b.json")
+    recorded = str(tmp_path / "out" / "b.npz")
     assert main(["eval", "parity", str(base), recorded]) == 1  # fails unless it is expected
 
 
 def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    missing, other = str(tmp_path / "missing.json"), tmp_path / "other.json"
+    missing, other = str(tmp_path / "missing.npz"), tmp_path / "other.npz"
     other.write_text("{}")
     for arguments, message in [
         ([missing, "demo"], "no such recording; write one with: chorale eval parity record"),
@@ -208,8 +208,8 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["demo", "demo", "--texts", "0"], "it must be 1 to 1000"),
         (["http://127.0.0.1:1/v1", "demo"], "no server at http://127.0.0.1:1/v1"),
         (['demo "', "demo"], "No closing quotation"),
-        (["record", "demo", "-o", str(tmp_path / "no" / "where.json")], "no such folder"),
-        (["record", str(other), "-o", str(tmp_path / "x.json")], "is a recording already"),
+        (["record", "demo", "-o", str(tmp_path / "no" / "where.npz")], "no such folder"),
+        (["record", str(other), "-o", str(tmp_path / "x.npz")], "is a recording already"),
     ]:
         assert main(["eval", "parity", *arguments]) == 2, arguments
         assert message in capsys.readouterr().err

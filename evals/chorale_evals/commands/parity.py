@@ -115,10 +115,10 @@ def _compare(given: argparse.Namespace) -> int:
         given.out.mkdir(parents=True, exist_ok=True)
     a = _measured(given, given.a, _plan(given), "A") if at_a is None else load(at_a)
     if given.out is not None:
-        save(a, given.out / "a.json")
+        save(a, given.out / "a.npz")
     b = _measured(given, given.b, plan_of(a), "B") if at_b is None else load(at_b)
     if given.out is not None:
-        save(b, given.out / "b.json")
+        save(b, given.out / "b.npz")
     return _report(a, b, given)
 
 
@@ -154,7 +154,7 @@ def _recording_at(source: str) -> Path | None:
     path = Path(source).expanduser()
     if path.is_file():
         return path
-    if source.endswith(".json") and " " not in source:
+    if source.endswith(".npz") and " " not in source:
         raise ConfigError(
             f"{source}: no such recording; write one with: chorale eval parity record URL -o {source}"
         )
