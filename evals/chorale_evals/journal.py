@@ -18,7 +18,7 @@ from types import TracebackType
 
 import msgspec
 
-from chorale_evals.errors import JournalError
+from chorale.errors import ConfigError
 from chorale_evals.record import Key, Record
 
 NAME = "journal.jsonl"
@@ -26,17 +26,17 @@ _SYNC_SECONDS = 1.0
 
 
 def read_journal(folder: Path) -> dict[Key, Record]:
-    """Returns the last record of each key, without its question and exchanges. Raises ``JournalError``."""
+    """Returns the last record of each key, without its question and exchanges. Raises ``ConfigError``."""
     return {record.key: record.light() for _, record in records(folder / NAME)}
 
 
 def records(path: Path) -> Iterator[tuple[int, Record]]:
     """Yields each record with its byte offset, and skips an unfinished last line.
 
-    A later record replaces an earlier one of the same key. Raises ``JournalError``.
+    A later record replaces an earlier one of the same key. Raises ``ConfigError``.
     """
     if not path.exists():
-        raise JournalError(f"{path.parent}: there is no run here ({NAME} is missing)")
+        raise ConfigError(f"{path.parent}: there is no run here ({NAME} is missing)")
     offset = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -47,7 +47,7 @@ def records(path: Path) -> Iterator[tuple[int, Record]]:
                 yield offset, msgspec.convert(json.loads(line), Record)
             except ValueError as error:
                 told = f"not a record ({error}); remove the line, and its sample is asked again"
-                raise JournalError(f"{path}, line {number}: {told}") from None
+                raise ConfigError(f"{path}, line {number}: {told}") from None
             offset += len(line)
 
 
@@ -55,17 +55,17 @@ class Journal:
     """Appends to a run's journal, which only one process may have open. A context manager."""
 
     def __init__(self, folder: Path) -> None:
-        """Creates the folder if it is missing. Raises ``JournalError`` if another process writes there."""
+        """Creates the folder if it is missing. Raises ``ConfigError`` if another process writes there."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = (folder / NAME).open("ab+")
         except OSError as error:
-            raise JournalError(f"--out {folder}: {error.strerror}") from None
+            raise ConfigError(f"--out {folder}: {error.strerror}") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._file.close()
-            raise JournalError(f"{folder}: another chorale eval is writing to this folder") from None
+            raise ConfigError(f"{folder}: another chorale eval is writing to this folder") from None
         self.folder = folder
         self._synced = time.monotonic()
 
@@ -82,7 +82,7 @@ class Journal:
             self._file.write(line.encode("utf-8", "surrogatepass") + b"\n")
             self._file.flush()
         except OSError as error:
-            raise JournalError(f"{self.folder / NAME}: {error.strerror}; run the command again") from None
+            raise ConfigError(f"{self.folder / NAME}: {error.strerror}; run the command again") from None
         if time.monotonic() - self._synced > _SYNC_SECONDS:
             self._sync()
 

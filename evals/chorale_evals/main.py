@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
+from pathlib import Path
 
-SUBCOMMANDS = ("parity", "report")
+from chorale.config.options.parser import Parser
+from chorale_evals.commands import parity, run
+from chorale_evals.report.page import write_report
 
 
-def run(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Returns the exit code. Called by the command ``chorale``, which prints errors."""
-    name, rest = "run", arguments
-    if arguments and arguments[0] in SUBCOMMANDS:
-        name, rest = arguments[0], arguments[1:]
-    return int(importlib.import_module(f"chorale_evals.commands.{name}").run(rest))
+    if arguments[:1] == ["parity"]:
+        return parity.run(arguments[1:])
+    if arguments[:1] == ["report"]:
+        return _report(arguments[1:])
+    return run.run(arguments)
+
+
+def _report(arguments: list[str]) -> int:
+    """``chorale eval report DIR``: writes the report page of a run again."""
+    parser = Parser(
+        "chorale eval report",
+        usage="chorale eval report DIR",
+        description="Write the page with every answer of a run, which may be unfinished.",
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder given as --out of the run")
+    print(write_report(parser.read(arguments).folder))
+    return 0

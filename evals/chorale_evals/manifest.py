@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
+from chorale.errors import ConfigError
 from chorale.machine.folders import write_whole
 from chorale.version import __version__
-from chorale_evals.errors import JournalError
 
 FORMAT = 1
 NAME = "run.json"
@@ -47,11 +47,11 @@ class Manifest:
     format: int = FORMAT
 
     def continued_by(self, new: Manifest) -> Manifest:
-        """Returns this manifest extended by ``new``. Raises ``JournalError`` with the first difference."""
+        """Returns this manifest extended by ``new``. Raises ``ConfigError`` with the first difference."""
         before, after = (_compared(run, self.tasks.keys() & new.tasks.keys()) for run in (self, new))
         for what in {**before, **after}:
             if (old := before.get(what)) != (now := after.get(what)):
-                raise JournalError(
+                raise ConfigError(
                     f"the folder holds a run with {what} {_say(old)}, and this one has {_say(now)}; "
                     "choose another --out"
                 )
@@ -74,14 +74,14 @@ def _compared(run: Manifest, names: Iterable[str]) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Returns a folder's manifest, None if it has none. Raises ``JournalError`` for an unreadable one."""
+    """Returns a folder's manifest, None if it has none. Raises ``ConfigError`` for an unreadable one."""
     path = folder / NAME
     try:
         return msgspec.convert(json.loads(path.read_text("utf-8")), Manifest)
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise JournalError(f"{path}: not the settings of a run ({error})") from None
+        raise ConfigError(f"{path}: not the settings of a run ({error})") from None
 
 
 def _say(value: Any) -> str:

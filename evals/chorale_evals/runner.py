@@ -9,12 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chorale.errors import ConfigError
+from chorale.errors import ChoraleError, ConfigError
 from chorale.requests.openai_client import AsyncClient
-from chorale_evals.errors import RefusedError, ServerLostError, UnansweredError
 from chorale_evals.journal import Journal
 from chorale_evals.record import Key, Record, Status
-from chorale_evals.session import Session
+from chorale_evals.session import RefusedError, Session, UnansweredError
 from chorale_evals.task import Outcome, Sample, Task
 from chorale_evals.wire import WIRES, Api
 
@@ -84,7 +83,7 @@ class Runner:
     async def run(self, done: Collection[Key]) -> None:
         """Runs all trials except those in ``done``.
 
-        Raises ``ServerLostError`` if the server stops answering, and ``ConfigError`` if no request can
+        Raises ``ChoraleError`` if the server stops answering, and ``ConfigError`` if no request can
         succeed. Earlier answers are in the journal.
         """
         trials = (trial for trial in self._plan.trials() if trial.key not in done)
@@ -126,7 +125,7 @@ class Runner:
         )  # fmt: skip
 
     def _watch(self, record: Record) -> None:
-        """Raises ``ServerLostError`` if too many requests in a row got no answer."""
+        """Raises ``ChoraleError`` if too many requests in a row got no answer."""
         if record.status == "answered":
             self._num_answered, self._in_a_row = self._num_answered + 1, 0
             return
@@ -134,6 +133,6 @@ class Runner:
             return
         self._in_a_row += 1
         if self._in_a_row >= max(_FEWEST_LOST, self._plan.concurrency):
-            raise ServerLostError(
+            raise ChoraleError(
                 f"{self._in_a_row} requests in a row got no answer; the last: {record.detail.get('error')}"
             )

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from chorale.errors import ConfigError
+from chorale.errors import ChoraleError, ConfigError
 from chorale.requests.openai_client import BUSY, AsyncClient, NoAnswerError, Retries, error_text
 from chorale.requests.usage import TokenUsage
-from chorale_evals.errors import RefusedError, UnansweredError
 from chorale_evals.wire import Message, Reply, Wire
 
 # Retries last about seven minutes, because a restarted engine loads its weights again.
@@ -19,6 +18,14 @@ RETRIES = Retries(attempts=12, patience=math.inf, first_delay=1.0, longest_delay
 _AGAIN = BUSY | {408, 409, 425, 500, 529}
 # Statuses that every other request would get too.
 _MISCONFIGURED = frozenset({401, 403, 404, 405})
+
+
+class UnansweredError(ChoraleError):
+    """No attempt got an answer. The sample has no score, and a resumed run asks again."""
+
+
+class RefusedError(ChoraleError):
+    """The server refused the request, for example because it is too long. The sample scores 0."""
 
 
 class Session:

@@ -89,7 +89,7 @@ class Task:
     async def run(self, sample: Sample, repeat: int, session: Session) -> Outcome:
         """Asks about one sample and grades the answer.
 
-        Raises ``AskError`` if no answer arrives after all retries, or the server refuses the request.
+        Raises ``UnansweredError`` or ``RefusedError``.
         """
         reply = await session.ask(self.messages(sample, repeat), **self.fields(sample))
         if len(text := reply.graded) < _LONG:

@@ -7,7 +7,7 @@ from typing import Any
 
 import graded_answers as answers
 import pytest
-from chorale_evals.graders import Grader, patterns
+from chorale_evals.graders import Grader, regex
 from chorale_evals.graders.choice import Choice
 from chorale_evals.graders.exact import Exact
 from chorale_evals.graders.number import Number
@@ -43,7 +43,7 @@ SETS: list[tuple[type[Grader], list[Case], list[Case]]] = [
 def test_graders_give_no_false_verdict(
     grader: type[Grader], right: list[Case], wrong: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patterns, "SECONDS", 0.1)
+    monkeypatch.setattr(regex, "SECONDS", 0.1)
     refused = [case for case in right if not grader(**_options(case)).grade(*case[:2]).score]
     accepted = [case for case in wrong if grader(**_options(case)).grade(*case[:2]).score]
     assert (refused, accepted) == ([], [])
@@ -82,7 +82,7 @@ _REPEATED = (
 
 @pytest.mark.parametrize("piece", _REPEATED.split("|"))
 def test_long_answers_are_graded_fast(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "SECONDS", 0.02)
+    monkeypatch.setattr(regex, "SECONDS", 0.02)
     text = piece * (MAX_CHARS // len(piece))
     graders: list[tuple[Grader, Any]] = [
         (Number(), 5), (Exact(), "x"), (Choice(), "C"), (JsonSchema(), answers.PERSON), (Regex(), "(a+)+b"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chorale_evals.graders import patterns
+from chorale_evals.graders import regex
 from fake_server import Answer, FakeServer, adding, chat
 
 from chorale.cli.main import main
@@ -298,7 +298,7 @@ def test_calls_are_graded_as_json_and_lines_may_set_fields(tmp_path: Path) -> No
 def test_a_pattern_that_takes_too_long_does_not_stop_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patterns, "SECONDS", 0.05)
+    monkeypatch.setattr(regex, "SECONDS", 0.05)
     (tmp_path / "slow.jsonl").write_text(json.dumps({"prompt": "x", "answer": "(a+)+$", "grader": "regex"}))
     with FakeServer(lambda *_: chat("a" * 5000 + "!")).running() as fake:
         assert run(f"file:{tmp_path}/slow.jsonl", "--base-url", fake.url, "--out", tmp_path / "out") == 0

@@ -17,7 +17,6 @@ from chorale.serve.private_server import private_server
 from chorale_evals.commands import options
 from chorale_evals.commands.progress import Display
 from chorale_evals.commands.table import lines
-from chorale_evals.errors import JournalError
 from chorale_evals.journal import Journal
 from chorale_evals.manifest import Manifest, TaskInfo, read_manifest
 from chorale_evals.record import Key, Record
@@ -79,10 +78,10 @@ async def _run(
         manifest = _manifest(given, plan, entry)
         before = read_manifest(given.out)
         if before is None and given.resume:
-            raise JournalError(f"--resume: {given.out} holds no run")
+            raise ConfigError(f"--resume: {given.out} holds no run")
         records = journal.read()
         if before is None and records:
-            raise JournalError(f"{given.out} holds a journal without run.json")
+            raise ConfigError(f"{given.out} holds a journal without run.json")
         (before.continued_by(manifest) if before else manifest).write(given.out)
         await _ask(plan, client, journal, records, given)
     results = summarise(plan, records.values())

@@ -1,7 +1,6 @@
 """Graders compare the text of an answer with a target.
 
-``table.AnyGrader`` is the union of all graders. No output of a model makes a grader raise, and its time is
-bounded.
+No output of a model makes a grader raise, and its time is bounded.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import jsonschema  # type: ignore[import-untyped]
 import msgspec
 import referencing
 
-from chorale_evals.graders import Grader, patterns, verdict
+from chorale_evals.graders import Grader, regex, verdict
 from chorale_evals.graders.text import MAX_CHARS, fences
 from chorale_evals.task import Outcome
 from chorale_evals.wire import strictly
@@ -86,9 +86,7 @@ def _problem(value: Any, schema: Any) -> str | None:
     """Returns the first problem, None if the value is valid."""
 
     def pattern(_: Any, wanted: str, instance: Any, __: Any) -> Any:
-        if isinstance(instance, str) and not patterns.compiled(wanted).search(
-            instance, timeout=patterns.SECONDS
-        ):
+        if isinstance(instance, str) and not regex.compiled(wanted).search(instance, timeout=regex.SECONDS):
             yield jsonschema.ValidationError(f"{instance[:80]!r} does not match {wanted!r}")
 
     kind = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": pattern})

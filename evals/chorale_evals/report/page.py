@@ -17,8 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+from chorale.errors import ConfigError
 from chorale.machine.folders import whole_file
-from chorale_evals.errors import JournalError
 from chorale_evals.journal import NAME as JOURNAL
 from chorale_evals.journal import records
 from chorale_evals.manifest import read_manifest
@@ -32,7 +32,7 @@ _EXCERPT = 120
 
 
 def write_report(folder: Path) -> Path:
-    """Writes the page of a run and returns its path. Raises ``JournalError`` for a folder without a run."""
+    """Writes the page of a run and returns its path. Raises ``ConfigError`` for a folder without a run."""
     path, head = folder / NAME, _head(folder)
     last = {record.key: offset for offset, record in records(folder / JOURNAL)}
     kept = (record for offset, record in records(folder / JOURNAL) if last[record.key] == offset)
@@ -90,7 +90,7 @@ def _entry(record: Record) -> list[Any]:
 def _head(folder: Path) -> dict[str, Any]:
     manifest = read_manifest(folder)
     if manifest is None:
-        raise JournalError(f"{folder}: there is no run here (run.json is missing)")
+        raise ConfigError(f"{folder}: there is no run here (run.json is missing)")
     try:
         summary = json.loads((folder / SUMMARY).read_text("utf-8"))
     except (OSError, ValueError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from chorale_evals.graders.patterns import compiled, first
+from chorale_evals.graders.regex import compiled, first
 
 _MARK = r"(?:\*{1,2}|_{1,2})"  # Markdown emphasis
 _LETTER = r"([ABCD])"

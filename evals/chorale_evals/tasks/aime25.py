@@ -11,7 +11,7 @@ from typing import Any
 
 from chorale.errors import ConfigError
 from chorale_evals.data import hub_file
-from chorale_evals.graders.patterns import compiled, everything
+from chorale_evals.graders.regex import compiled, everything
 from chorale_evals.task import Outcome, Sample
 from chorale_evals.tasks.published import PublishedTask
 

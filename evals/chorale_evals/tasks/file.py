@@ -11,11 +11,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from chorale.errors import ConfigError
+from chorale_evals.data import text_id
 from chorale_evals.graders import Grader
-from chorale_evals.graders.table import AnyGrader
+from chorale_evals.graders.choice import Choice
+from chorale_evals.graders.exact import Exact
+from chorale_evals.graders.number import Number
+from chorale_evals.graders.regex import Regex
+from chorale_evals.graders.schema import JsonSchema
 from chorale_evals.task import Outcome, Sample, Task
 from chorale_evals.wire import Message, strictly
 
+AnyGrader = Exact | Number | Choice | Regex | JsonSchema
 _OURS = {"model", "messages", "stream", "n"}  # request fields that a line must not set
 _MAX_BYTES = 2**30
 
@@ -113,4 +119,4 @@ def _sample(given: Any) -> Sample:
     if line.id is not None:
         return Sample(str(line.id), question, line.answer, line.group)
     text = json.dumps([question, line.answer], sort_keys=True, separators=(",", ":"))
-    return Sample(hashlib.sha256(text.encode()).hexdigest()[:16], question, line.answer, line.group)
+    return Sample(text_id(text), question, line.answer, line.group)

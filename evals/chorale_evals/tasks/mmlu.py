@@ -15,7 +15,7 @@ from typing import Any
 
 from chorale.errors import ConfigError
 from chorale_evals.data import Source, text_id
-from chorale_evals.graders.patterns import compiled, everything
+from chorale_evals.graders.regex import compiled, everything
 from chorale_evals.task import Breakdown, Outcome, Sample, by_group
 from chorale_evals.tasks.published import PublishedTask
 

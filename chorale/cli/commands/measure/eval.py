@@ -16,4 +16,4 @@ PACKAGE = "chorale_evals"
 def run(arguments: list[str]) -> int:
     if importlib.util.find_spec(PACKAGE) is None:
         raise ConfigError(f"chorale eval needs chorale-evals, which is not installed: {evals_hint()}")
-    return int(importlib.import_module(f"{PACKAGE}.main").run(arguments))
+    return int(importlib.import_module(f"{PACKAGE}.main").main(arguments))
