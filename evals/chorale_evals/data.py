@@ -13,7 +13,6 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -23,7 +22,8 @@ from chorale.errors import ConfigError
 from chorale.machine.folders import whole_file
 
 MAX_BYTES = 512 * 1024 * 1024
-SAMPLE = "sample"  # value of --data that selects the sample questions in this package
+SAMPLE = "sample"  # value of --data that selects the sample questions in this package, SAMPLES
+SAMPLES = Path(__file__).with_name("samples")
 _MAX_FIELD = 1 << 20  # longest CSV field in characters; the default of csv is 131,072
 
 Row = dict[str, Any]
@@ -41,11 +41,6 @@ class Source:
         return PurePosixPath(self.url).name
 
 
-def hub_file(repository: str, revision: str, path: str) -> Source:
-    """Returns a file of a data set repository on the hub, at a pinned revision."""
-    return Source(f"https://huggingface.co/datasets/{repository}/resolve/{revision}/{path}")
-
-
 def load_rows(source: Source, folder: Path | None, columns: Sequence[str]) -> list[Row]:
     """Returns the rows of a source, read from its file in ``folder`` or, with None, from the web.
 
@@ -54,10 +49,8 @@ def load_rows(source: Source, folder: Path | None, columns: Sequence[str]) -> li
     if folder is not None:
         return _read(folder / source.name, columns)
     path = _fetched(source)
-    if (
-        source.sha256 is not None
-        and (found := hashlib.sha256(path.read_bytes()).hexdigest()) != source.sha256
-    ):
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if source.sha256 not in (None, found):
         raise ConfigError(
             f"{path} is not the published file: its SHA-256 is {found}, not {source.sha256}; remove it"
         )
@@ -92,9 +85,7 @@ def data_folder(task: str, given: str | Path | None) -> Path | None:
     """
     if given is None:
         return None
-    folder = (
-        Path(str(files("chorale_evals") / "samples")) if str(given) == SAMPLE else Path(given).expanduser()
-    )
+    folder = SAMPLES if str(given) == SAMPLE else Path(given).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"--data {given}: no such folder")
     return folder / task if (folder / task).is_dir() else folder

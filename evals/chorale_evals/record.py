@@ -47,10 +47,6 @@ class Record:
     def key(self) -> Key:
         return Key(self.task, self.effort, self.sample, self.repeat)
 
-    @property
-    def is_scored(self) -> bool:
-        return self.status != "failed"
-
     def light(self) -> Record:
         """Returns the record without the question and the exchanges."""
         return replace(self, question=None, target=None, exchanges=[])

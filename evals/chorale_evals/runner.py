@@ -22,30 +22,22 @@ _FEWEST_LOST = 8  # fewest failures in a row after which the server counts as lo
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedTask:
-    """A task of a plan, asked at each effort ``repeats`` times."""
-
-    task: Task
-    repeats: int
-
-
-@dataclass(frozen=True, slots=True)
 class Trial:
-    planned: PlannedTask
+    task: Task
     effort: str
     sample: Sample
     repeat: int
 
     @property
     def key(self) -> Key:
-        return Key(self.planned.task.name, self.effort, self.sample.id, self.repeat)
+        return Key(self.task.name, self.effort, self.sample.id, self.repeat)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The trials of a run. ``fields`` override the tasks' fields; ``seed`` determines each request's seed."""
 
-    tasks: Sequence[PlannedTask]
+    tasks: Sequence[Task]
     efforts: Sequence[str]
     model: str
     api: Api = "chat"
@@ -55,14 +47,14 @@ class Plan:
 
     def trials(self) -> Iterator[Trial]:
         """Yields trials in the order of their start: the first repeat of every sample before the second."""
-        for planned in self.tasks:
+        for task in self.tasks:
             for effort in self.efforts:
-                for repeat in range(planned.repeats):
-                    for sample in planned.task.samples:
-                        yield Trial(planned, effort, sample, repeat)
+                for repeat in range(task.repeats):
+                    for sample in task.samples:
+                        yield Trial(task, effort, sample, repeat)
 
     def fields_of(self, trial: Trial) -> dict[str, Any]:
-        fields = {"temperature": 1.0} | dict(trial.planned.task.defaults) | dict(self.fields or {})
+        fields = {"temperature": 1.0} | dict(trial.task.defaults) | dict(self.fields or {})
         if trial.effort != "default":
             fields["reasoning_effort"] = trial.effort
         if self.seed is not None:
@@ -103,7 +95,7 @@ class Runner:
             self._watch(record)
 
     async def _record(self, trial: Trial) -> Record:
-        plan, task = self._plan, trial.planned.task
+        plan, task = self._plan, trial.task
         session = Session(self._client, WIRES[plan.api], plan.model, plan.fields_of(trial))
         status: Status = "answered"
         try:

@@ -10,10 +10,10 @@ Z95 = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
-    """An estimate with its 95 % interval."""
+class Estimate:
+    """A number with an interval, in which 95 % of repetitions would be unless something else is said."""
 
-    mean: float
+    value: float
     low: float
     high: float
 
@@ -21,18 +21,18 @@ class Interval:
         return self.low <= value <= self.high
 
 
-def wilson(mean: float, count: float, z: float = Z95) -> Interval:
+def wilson(mean: float, count: float, z: float = Z95) -> Estimate:
     """Returns Wilson's score interval of a proportion ``mean`` among ``count`` independent samples."""
     if count <= 0:
-        return Interval(mean, 0.0, 1.0)
+        return Estimate(mean, 0.0, 1.0)
     centre = (mean + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count))
     low = 0.0 if mean <= 0 else max(0.0, centre - half)
     high = 1.0 if mean >= 1 else min(1.0, centre + half)
-    return Interval(mean, low, high)
+    return Estimate(mean, low, high)
 
 
-def clustered(scores: Sequence[Sequence[float]], z: float = Z95) -> Interval:
+def clustered(scores: Sequence[Sequence[float]], z: float = Z95) -> Estimate:
     """Returns the interval of the mean score. ``scores``: for each sample, the scores of its repeats.
 
     Repeats of one sample are not independent. Wilson's interval is therefore computed for the effective
@@ -43,7 +43,7 @@ def clustered(scores: Sequence[Sequence[float]], z: float = Z95) -> Interval:
     clusters = [one for one in scores if one]
     answers = sum(len(one) for one in clusters)
     if not clusters:
-        return Interval(0.0, 0.0, 1.0)
+        return Estimate(0.0, 0.0, 1.0)
     mean = sum(sum(one) for one in clusters) / answers
     spread = sum((sum(one) - mean * len(one)) ** 2 for one in clusters) / answers**2
     number = len(clusters)

@@ -9,7 +9,7 @@ from typing import Any
 from chorale.requests.usage import TokenUsage
 from chorale_evals.record import Record
 from chorale_evals.runner import Plan
-from chorale_evals.statistics import Interval, clustered
+from chorale_evals.statistics import Estimate, clustered
 from chorale_evals.task import Breakdown
 
 
@@ -39,7 +39,7 @@ class Tally:
         self.seconds += record.seconds
         self.num_refused += record.status == "refused"
         self.num_failed += record.status == "failed"
-        if not record.is_scored:
+        if record.status == "failed":
             return
         self.num_cut += record.finish == "length"
         self.scores.setdefault(record.sample, []).append(record.score)
@@ -56,7 +56,7 @@ class Tally:
         return sum(map(sum, self.scores.values())) / self.num_scored if self.num_scored else None
 
     @property
-    def interval(self) -> Interval:
+    def interval(self) -> Estimate:
         return clustered(list(self.scores.values()))
 
     def to_json(self) -> dict[str, Any]:
@@ -76,11 +76,11 @@ class Tally:
 def tallies(plan: Plan) -> dict[tuple[str, str], Tally]:
     """Returns empty tallies by (task, effort)."""
     found = {}
-    for planned in plan.tasks:
-        name, number = planned.task.name, len(planned.task.samples)
+    for task in plan.tasks:
+        number = len(task.samples)
         for effort in plan.efforts:
-            total = number * planned.repeats
-            found[name, effort] = Tally(name, effort, total, number, planned.repeats, planned.task.metric)
+            total = number * task.repeats
+            found[task.name, effort] = Tally(task.name, effort, total, number, task.repeats, task.metric)
     return found
 
 
@@ -90,9 +90,9 @@ def summarise(plan: Plan, records: Collection[Record]) -> list[Tally]:
     scores: dict[tuple[str, str], list[tuple[str, float]]] = {key: [] for key in found}
     for record in (record for record in records if record.key in wanted):
         found[record.task, record.effort].add(record)
-        if record.is_scored:
+        if record.status != "failed":
             scores[record.task, record.effort].append((record.group, record.score))
-    for task in (planned.task for planned in plan.tasks):
+    for task in plan.tasks:
         for effort in plan.efforts:
             if given := scores[task.name, effort]:
                 found[task.name, effort].breakdowns = task.breakdowns(given)

@@ -10,13 +10,12 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from chorale_evals.session import Session
 from chorale_evals.wire import Message
 
-Effort = Literal["low", "medium", "high"]
-EFFORTS: tuple[Effort, ...] = ("low", "medium", "high")
+EFFORTS = ("low", "medium", "high")
 _LONG = 20_000  # length in characters from which a text is graded in a thread
 
 
@@ -65,7 +64,7 @@ class Task:
 
     name = ""
     version = ""
-    default_repeats = 1
+    repeats = 1  # answers to each sample
     metric = "accuracy"
     notes = ""
     defaults: Mapping[str, Any] = MappingProxyType({})

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 from chorale_evals import data
-from chorale_evals.data import Source, data_folder, digest, hub_file, load_rows, unique
+from chorale_evals.data import Source, data_folder, digest, load_rows, unique
 from chorale_evals.tasks import make_task
 
 from chorale.errors import ConfigError
@@ -73,11 +73,6 @@ def test_a_download_is_kept_and_compared_with_its_hash(
     assert served == [SOURCE.url]
     with pytest.raises(ConfigError, match="not the published file: its SHA-256 is"):
         load_rows(Source(SOURCE.url, "0" * 64), None, COLUMNS)
-
-
-def test_files_of_the_hub_have_a_pinned_revision() -> None:
-    url = "https://huggingface.co/datasets/owner/set/resolve/v1/main/rows.jsonl"
-    assert hub_file("owner/set", "v1", "main/rows.jsonl") == Source(url)
 
 
 def test_a_download_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

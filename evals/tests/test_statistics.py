@@ -1,11 +1,11 @@
-"""Intervals against values computed by hand or by another formula."""
+"""Estimates against values computed by hand or by another formula."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-from chorale_evals.statistics import Interval, clustered, wilson
+from chorale_evals.statistics import Estimate, clustered, wilson
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_repeats_are_clustered() -> None:
     # All samples have the same scores: the answers are independent.
     assert clustered(varied) == wilson(4 / 6, 36)
     assert clustered([[1.0] * 8] * 10) == wilson(1.0, 10)
-    assert clustered([]) == Interval(0.0, 0.0, 1.0)
+    assert clustered([]) == Estimate(0.0, 0.0, 1.0)
 
 
 def test_the_interval_of_clusters_has_its_coverage() -> None:

@@ -207,21 +207,23 @@ def _serve_arguments(source: str) -> list[str]:
         raise ConfigError(f"{source}: {error}") from None
 
 
-async def _version(client: AsyncClient) -> str | None:
-    """Returns the version of a Chorale or vLLM server, from /version (not under /v1)."""
+async def _text(client: AsyncClient, path: str) -> str:
+    """Returns the text at a path that is not under /v1, "" if there is none."""
     try:
-        response = await client.get("/version")
-        return str(response.json()["version"]) if response.status_code == 200 else None
-    except (httpx2.HTTPError, ValueError, KeyError, TypeError):
-        return None
+        response = await client.get(path)
+    except httpx2.HTTPError:
+        return ""
+    return response.text if response.status_code == 200 else ""
+
+
+async def _version(client: AsyncClient) -> str | None:
+    """Returns the version of a Chorale or vLLM server."""
+    found = re.search(r'"version"\s*:\s*"([^"]*)"', await _text(client, "/version"))
+    return found[1] if found else None
 
 
 async def _formats(client: AsyncClient) -> str | None:
-    """Returns the number formats of a Chorale server's engines, from /metrics (not under /v1)."""
-    try:
-        text = (await client.get("/metrics")).text
-    except httpx2.HTTPError:
-        return None
-    engines = re.findall(r"^chorale:engine_info{(.*)}", text, re.MULTILINE)
+    """Returns the number formats of a Chorale server's engines."""
+    engines = re.findall(r"^chorale:engine_info{(.*)}", await _text(client, "/metrics"), re.MULTILINE)
     found = {re.sub(r'\b(engine|model_name)="[^"]*",', "", each) for each in engines}
     return " and ".join(sorted(found)) or None

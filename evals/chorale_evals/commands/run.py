@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import sys
-from collections.abc import Iterator
 
 from chorale.errors import ChoraleError, ConfigError
 from chorale.machine.folders import write_whole
 from chorale.machine.signals import signals_as_exceptions
-from chorale.requests.openai_client import AsyncClient, Endpoint, api_url
-from chorale.serve.private_server import private_server
+from chorale.requests.openai_client import AsyncClient, Endpoint
+from chorale.serve.private_server import reach
 from chorale_evals.commands import options
 from chorale_evals.commands.progress import Display
 from chorale_evals.commands.table import lines
@@ -21,16 +19,22 @@ from chorale_evals.journal import Journal
 from chorale_evals.manifest import Manifest, TaskInfo, read_manifest
 from chorale_evals.record import Key, Record
 from chorale_evals.report.page import write_report
-from chorale_evals.runner import Plan, PlannedTask, Runner
+from chorale_evals.runner import Plan, Runner
 from chorale_evals.session import RETRIES
 from chorale_evals.summary import Tally, summarise, tallies
+from chorale_evals.task import Task
 from chorale_evals.tasks import make_task
 
 
 def run(arguments: list[str]) -> int:
     given = options.read(arguments)
     tasks = plan_tasks(given)  # before a server is started, because data may be missing
-    with signals_as_exceptions(), Journal(given.out) as journal, _endpoint(given) as endpoint:
+    serve_arguments = [] if given.base_url else [given.model, *given.serve_arguments]
+    with (
+        signals_as_exceptions(),
+        Journal(given.out) as journal,
+        reach(given.base_url, options.api_key(given), serve_arguments, option="--base-url") as endpoint,
+    ):
         try:
             return asyncio.run(_run(given, tasks, journal, endpoint))
         except (KeyboardInterrupt, SystemExit):
@@ -43,30 +47,18 @@ def run(arguments: list[str]) -> int:
             raise ChoraleError(f"{error.message}; {again}") from error
 
 
-def plan_tasks(given: argparse.Namespace) -> list[PlannedTask]:
+def plan_tasks(given: argparse.Namespace) -> list[Task]:
     """Loads the tasks. Raises ``ConfigError`` for an unknown task or missing data."""
-    tasks = []
-    for name in given.tasks:
-        task = make_task(name, data=given.data, limit=given.limit, seed=given.seed or 0)
-        tasks.append(PlannedTask(task, given.repeats or task.default_repeats))
-    names = [planned.task.name for planned in tasks]
-    if len(set(names)) < len(names):
+    seed = given.seed or 0
+    tasks = [make_task(name, data=given.data, limit=given.limit, seed=seed) for name in given.tasks]
+    for task in tasks:
+        task.repeats = given.repeats or task.repeats
+    if len({task.name for task in tasks}) < len(tasks):
         raise ConfigError("two of the files have the same name; rename one")
     return tasks
 
 
-@contextlib.contextmanager
-def _endpoint(given: argparse.Namespace) -> Iterator[Endpoint]:
-    if given.base_url is not None:
-        yield Endpoint(api_url(given.base_url, "--base-url"), options.api_key(given))
-        return
-    with private_server([given.model, *given.serve_arguments]) as endpoint:
-        yield endpoint
-
-
-async def _run(
-    given: argparse.Namespace, tasks: list[PlannedTask], journal: Journal, endpoint: Endpoint
-) -> int:
+async def _run(given: argparse.Namespace, tasks: list[Task], journal: Journal, endpoint: Endpoint) -> int:
     async with AsyncClient(
         endpoint, seconds=float(given.timeout), connections=given.max_concurrency, retries=RETRIES
     ) as client:
@@ -102,7 +94,7 @@ async def _entry(client: AsyncClient, name: str | None) -> dict[str, object]:
 
 def _manifest(given: argparse.Namespace, plan: Plan, entry: dict[str, object]) -> Manifest:
     tasks = {}
-    for task in (planned.task for planned in plan.tasks):
+    for task in plan.tasks:
         tasks[task.name] = TaskInfo(
             task.version, task.data_revision, len(task.samples), task.metric, task.notes
         )

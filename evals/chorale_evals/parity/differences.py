@@ -93,10 +93,8 @@ def _less(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> Floats:
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
     """Returns the length of the common prefix."""
-    for index, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return index
-    return min(len(one), len(other))
+    shortest = min(len(one), len(other))
+    return next((place for place in range(shortest) if one[place] != other[place]), shortest)
 
 
 def _continued(one: Reading) -> Floats:
@@ -112,11 +110,7 @@ def _candidates(a: Scores, b: Scores) -> tuple[Floats, Floats, Floats]:
     KL is computed over the candidates that both servers list and one class of all other tokens; merging
     tokens into a class never increases it, so the true value is at least this.
     """
-    known = (a.top_ids[:, :1] >= 0) & (b.top_ids[:, :1] >= 0)
-    missing = np.where(known[:, 0], 0.0, np.nan)
-    if not a.top_ids.shape[1]:
-        nothing = np.full(len(a.token), np.nan)
-        return nothing, nothing, nothing
+    missing = np.where((a.top_ids[:, 0] >= 0) & (b.top_ids[:, 0] >= 0), 0.0, np.nan)
     equal = (a.top_ids[:, :, None] == b.top_ids[:, None, :]) & (a.top_ids[:, :, None] >= 0)  # [n, k, k]
     listed = equal.any(axis=2)
     other = np.where(listed, np.take_along_axis(b.top, equal.argmax(axis=2), axis=1), -np.inf).astype(float)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from chorale_evals.parity.differences import Pair
-from chorale_evals.parity.tally import Estimate, Floats, Tally, estimate
+from chorale_evals.parity.tally import Floats, Tally, estimate
+from chorale_evals.statistics import Estimate
 
 # Two units in the last place of a float32 number between 8 and 16, a usual log-probability.
 RESOLUTION = 2e-6
@@ -51,18 +53,6 @@ def noise_of(tallies: Sequence[Tally]) -> Floats:
     return result
 
 
-def ratio_of(tally: Tally, noise: Floats) -> Estimate:
-    if not tally.num_texts:
-        return Estimate(0.0, 0.0, 0.0)
-    used = slice(0, 3 if tally.num_tokens >= FEW_TOKENS else 2)
-
-    def statistic(weights: Floats | None) -> Floats:
-        found: Floats = (tally.quantiles(weights)[:, used] / noise[used]).max(axis=1)
-        return found
-
-    return estimate(tally.num_texts, statistic)
-
-
 def make_groups(pairs: Sequence[Pair]) -> list[Group]:
     """Returns the groups that are not empty, "all" first."""
     everywhere = Tally.of([pair.noise_a for pair in pairs])
@@ -89,29 +79,27 @@ def _worst_text(pairs: Sequence[Pair]) -> list[Group]:
     later tokens.
     """
     each = [Tally.of([pair.noise_a]) for pair in pairs]
-    level = noise_of(each)
-    sizes = [_size(pair, level) for pair in pairs]
-    worst = int(np.argmax(sizes)) if sizes else 0
-    if not sizes or sizes[worst] <= WITHIN:
-        return []
-    return [_group(pairs[worst].text.name, [pairs[worst].delta], each)]
-
-
-def _size(pair: Pair, noise: Floats) -> float:
-    tally = Tally.of([pair.delta])
-    return float((tally.quantiles()[0] / noise).max()) if tally.num_texts else 0.0
+    noise = noise_of(each)
+    sizes = [float((Tally.of([pair.delta]).quantiles()[0] / noise).max()) for pair in pairs]
+    size, worst = max(zip(sizes, pairs, strict=True), key=lambda item: item[0])
+    return [_group(worst.text.name, [worst.delta], each)] if size > WITHIN else []
 
 
 def _group(name: str, differences: Sequence[Floats], noise: Sequence[Tally]) -> Group:
     tally, level = Tally.of(differences), noise_of(noise)
-    return Group(name, tally, level, ratio_of(tally, level))
+    used = slice(0, 3 if tally.num_tokens >= FEW_TOKENS else 2)
+
+    def ratio(weights: Floats) -> Floats:
+        found: Floats = (tally.quantiles(weights)[:, used] / level[used]).max(axis=1)
+        return found
+
+    return Group(name, tally, level, estimate(tally.num_texts, ratio))
 
 
 def spans(pairs: Sequence[Pair]) -> list[tuple[int, int]]:
     """Returns [low, high) of the groups by position: up to 63, 64 to 127, 128 to 255, and so on."""
-    longest = max((pair.text.length for pair in pairs), default=0)
-    found, low, high = [], 1, FIRST_EDGE
-    while low < longest:
-        found.append((low, min(high, longest)))
-        low, high = high, 2 * high
-    return found
+    longest = max(pair.text.length for pair in pairs)
+    edges = [1, FIRST_EDGE]
+    while edges[-1] < longest:
+        edges.append(2 * edges[-1])
+    return [(low, min(high, longest)) for low, high in pairwise(edges)]

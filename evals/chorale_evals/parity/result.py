@@ -13,8 +13,9 @@ from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 from chorale_evals.parity.differences import Pair
 from chorale_evals.parity.groups import WITHIN, Group
 from chorale_evals.parity.recording import Recording
-from chorale_evals.parity.tally import Estimate, Tally, estimate
+from chorale_evals.parity.tally import Tally, number
 from chorale_evals.parity.verdict import BOUNDS, LARGEST, TITLES, Expected, Judgement
+from chorale_evals.statistics import Estimate
 
 
 def to_json(
@@ -54,7 +55,7 @@ def candidates(pairs: Sequence[Pair]) -> dict[str, Estimate | None]:
     found: dict[str, Estimate | None] = {}
     for name in ("kl", "same_first", "overlap"):
         tally = Tally.of([getattr(pair, name) for pair in pairs])
-        found[name] = estimate(tally.num_texts, tally.mean_differences) if tally.num_texts else None
+        found[name] = tally.mean_difference() if tally.num_texts else None
     return found
 
 
@@ -101,8 +102,7 @@ def table(
         yield "Rounding alone may look like a different model then; compare trained weights."
     yield ""
     yield f"{'|difference| of log-probabilities, in nats':>69}    {'times the noise of A':>26}"
-    head = ("tokens", "median", "mean", "p99", "worst")
-    yield f"{'':<29}{head[0]:>8}" + "".join(f"{name:>9}" for name in head[1:]) + f"{'(95 % interval)':>30}"
+    yield f"{'tokens':>37}{'median':>9}{'mean':>9}{'p99':>9}{'worst':>9}{'(95 % interval)':>30}"
     for group in judgement.groups:
         yield _row(group)
     yield ""
@@ -159,12 +159,3 @@ def _summary(pairs: Sequence[Pair], judgement: Judgement) -> Iterator[str]:
             f"  {name}: after {one.place} tokens A {shown(one.token_a)}, B {shown(one.token_b)}; "
             f"margins {least}{number(one.margin_a)} and {number(one.margin_b)} nats ({tie})"
         )
-
-
-def number(value: float) -> str:
-    """Formats a number with at most three digits: "0.0213", "3.2e-06", "0"."""
-    if value == 0 or math.isnan(value):
-        return "0" if value == 0 else "-"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.1e}"

@@ -16,7 +16,8 @@ import numpy as np
 
 from chorale_evals.parity.differences import Pair
 from chorale_evals.parity.groups import FIRST_EDGE, RESOLUTION, WITHIN, noise_of
-from chorale_evals.parity.tally import Estimate, Floats, Tally, estimate
+from chorale_evals.parity.tally import Floats, Tally, estimate
+from chorale_evals.statistics import Estimate
 
 LEAST_TEXTS = 5  # fewest texts for a step or a direction
 STEP = 2.0  # least growth of the typical size; texts differ by less, see docs/reference/evaluation.md
@@ -62,7 +63,7 @@ class Direction:
 
 def find_steps(pairs: Sequence[Pair]) -> list[Step]:
     """Returns a step for every power of two from 128 on that enough texts reach."""
-    longest = max((pair.text.length for pair in pairs), default=0)
+    longest = max(pair.text.length for pair in pairs)
     # The trimmed mean of noise is about 1.3 times its median.
     noise = 1.3 * float(noise_of([Tally.of([pair.noise_a for pair in pairs])])[0]) + RESOLUTION
     steps, position = [], 2 * FIRST_EDGE
@@ -75,24 +76,18 @@ def find_steps(pairs: Sequence[Pair]) -> list[Step]:
 
 
 def _step(pairs: Sequence[Pair], position: int, noise: float) -> Step | None:
-    before, after, own = [], [], []
-    for pair in pairs:
-        if pair.text.length >= position + position // 2:
-            low = _typical(pair.delta[position // 2 : position])
-            high = _typical(pair.delta[position : position + position // 2])
-            if math.isfinite(low + high):
-                before.append(low)
-                after.append(high)
-                own.append(_typical(pair.noise_a[position : position + position // 2]))
-    if len(before) < LEAST_TEXTS:
+    begin, end = position // 2, position + position // 2
+    sizes = [
+        list(map(_typical, (one.delta[begin:position], one.delta[position:end], one.noise_a[position:end])))
+        for one in pairs
+        if one.text.length >= end
+    ]
+    known = [row for row in sizes if math.isfinite(row[0] + row[1])]
+    if len(known) < LEAST_TEXTS:
         return None
-    logs = np.log(np.array(after)) - np.log(np.array(before))
-
-    def mean(weights: Floats | None) -> Floats:
-        found: Floats = logs.mean(keepdims=True) if weights is None else weights @ logs / len(logs)
-        return found
-
-    log = estimate(len(logs), mean, LEVEL)
+    before, after, own = np.array(known).T
+    logs = np.log(after) - np.log(before)
+    log = estimate(len(logs), lambda weights: weights @ logs / len(logs), LEVEL)
     factor = Estimate(math.exp(log.value), math.exp(log.low), math.exp(log.high))
     is_above = float(np.median(after)) > ABOVE_NOISE * max(noise, float(np.median(own)))
     return Step(position, factor, is_above and factor.low > STEP)
@@ -139,9 +134,7 @@ def find_exactness(pairs: Sequence[Pair]) -> tuple[float, float] | None:
 
 def find_direction(pairs: Sequence[Pair]) -> Direction:
     tally = Tally.of([pair.delta for pair in pairs])
-    if not tally.num_texts:
-        return Direction(Estimate(0.0, 0.0, 0.0), 0.0, False)
-    mean = estimate(tally.num_texts, tally.mean_differences, LEVEL)
+    mean = tally.mean_difference(LEVEL)
     size = float(tally.means()[0, 1])
     nearest = 0.0 if mean.low <= 0.0 <= mean.high else min(abs(mean.low), abs(mean.high))
     # Rounding of size s lowers the expected log-probability by about s squared.

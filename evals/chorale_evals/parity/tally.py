@@ -7,12 +7,15 @@ then a sum of histograms, and memory does not grow with the length of the texts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from chorale_evals.statistics import Estimate
 
 Floats = npt.NDArray[np.float64]
 
@@ -22,15 +25,6 @@ FEW_TEXTS, BLOCK = 5, 64
 _LEAST, _MOST, _BINS = 1e-8, 1e3, 736
 _EDGES = np.geomspace(_LEAST, _MOST, _BINS + 1)
 _VALUES = np.concatenate(([0.0], np.sqrt(_EDGES[:-1] * _EDGES[1:]), [_MOST]))  # bin centres, and both ends
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A number with an interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +64,7 @@ class Tally:
 
     def quantiles(self, weights: Floats | None = None) -> Floats:
         """Returns [resamples, 3]: the quantiles of the magnitudes. ``weights`` [resamples, texts]."""
-        counts = self._weighted(self.counts, weights)
-        cumulative = np.cumsum(counts, axis=1)
+        cumulative = np.cumsum(self._weighted(self.counts, weights), axis=1)
         wanted = np.array(QUANTILES)[:, None, None] * cumulative[None, :, -1:]
         bins = np.argmax(cumulative[None] >= wanted, axis=2)  # [3, resamples]
         found: Floats = _VALUES[bins].T
@@ -83,13 +76,11 @@ class Tally:
         found: Floats = sums[:, 1:] / np.maximum(sums[:, :1], 1.0)
         return found
 
-    def mean_differences(self, weights: Floats | None = None) -> Floats:
-        """Returns [resamples]: the mean difference, for ``estimate``."""
-        return self.means(weights)[:, 0]
+    def mean_difference(self, level: float = 0.95) -> Estimate:
+        return estimate(self.num_texts, lambda weights: self.means(weights)[:, 0], level)
 
-    def mean_sizes(self, weights: Floats | None = None) -> Floats:
-        """Returns [resamples]: the mean magnitude, for ``estimate``."""
-        return self.means(weights)[:, 1]
+    def mean_size(self) -> Estimate:
+        return estimate(self.num_texts, lambda weights: self.means(weights)[:, 1])
 
     @staticmethod
     def _weighted(values: Floats, weights: Floats | None) -> Floats:
@@ -97,20 +88,25 @@ class Tally:
         return found
 
 
-def resampled(num_texts: int, seed: int = 0) -> Floats:
-    """Returns how often each text is in each resample, [resamples, texts]."""
-    draws = np.random.default_rng(seed).integers(0, num_texts, (RESAMPLES, num_texts))
+def estimate(num_texts: int, statistic: Callable[[Floats], Floats], level: float = 0.95) -> Estimate:
+    """Returns a statistic of the texts with the percentile interval of its resamples; 0 without texts.
+
+    ``statistic`` maps weights [resamples, texts], how often each text is in each resample, to [resamples].
+    """
+    if not num_texts:
+        return Estimate(0.0, 0.0, 0.0)
+    draws = np.random.default_rng(0).integers(0, num_texts, (RESAMPLES, num_texts))
     weights = np.zeros((RESAMPLES, num_texts))
     np.add.at(weights, (np.arange(RESAMPLES)[:, None], draws), 1.0)
-    return weights
-
-
-def estimate(num_texts: int, statistic: Callable[[Floats | None], Floats], level: float = 0.95) -> Estimate:
-    """Returns a statistic of the texts with the percentile interval of its resamples.
-
-    ``statistic`` maps weights [resamples, texts] (None: every text once) to [resamples].
-    """
-    value = float(statistic(None)[0])
-    spread = statistic(resampled(num_texts))
-    low, high = np.quantile(spread, ((1 - level) / 2, (1 + level) / 2))
+    value = float(statistic(np.ones((1, num_texts)))[0])
+    low, high = np.quantile(statistic(weights), ((1 - level) / 2, (1 + level) / 2))
     return Estimate(value, min(float(low), value), max(float(high), value))
+
+
+def number(value: float) -> str:
+    """Formats a number with at most three digits: "0.0213", "3.2e-06", "0"."""
+    if value == 0 or math.isnan(value):
+        return "0" if value == 0 else "-"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.1e}"

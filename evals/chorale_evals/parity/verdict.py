@@ -21,7 +21,8 @@ from chorale_evals.parity.signs import (
     find_onset,
     find_steps,
 )
-from chorale_evals.parity.tally import Estimate, Tally, estimate
+from chorale_evals.parity.tally import Tally, number
+from chorale_evals.statistics import Estimate
 
 Verdict = Literal["equal", "precision", "different", "inconclusive"]
 Expected = Literal["equal", "bf16", "fp8-kv"]
@@ -63,7 +64,7 @@ def judge(pairs: Sequence[Pair], formats: str | None = None) -> Judgement:
     """Returns the verdict. ``formats``: number formats of both servers, if they are known to be equal."""
     groups, steps, direction = make_groups(pairs), find_steps(pairs), find_direction(pairs)
     tally = Tally.of([pair.delta for pair in pairs])
-    size = estimate(tally.num_texts, tally.mean_sizes)
+    size = tally.mean_size()
     divergences = [(pair.text.name, pair.divergence) for pair in pairs if pair.divergence is not None]
     noise = noise_of([Tally.of([*(p.noise_a for p in pairs), *(p.decode_noise_a for p in pairs)])])
     large = 2 * WITHIN * float(noise[-1])
@@ -132,13 +133,9 @@ def _beyond(
 def _ratio_sentence(group: Group) -> str:
     ratio = group.ratio
     return (
-        f"{group.name}: differences {_times(ratio.value)} times A's own noise "
-        f"(95 % interval {_times(ratio.low)} to {_times(ratio.high)}; rounding: up to {WITHIN:g})"
+        f"{group.name}: differences {number(ratio.value)} times A's own noise "
+        f"(95 % interval {number(ratio.low)} to {number(ratio.high)}; rounding: up to {WITHIN:g})"
     )
-
-
-def _times(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _precision_reason(size: Estimate, precision: str, tally: Tally, pairs: Sequence[Pair]) -> str:

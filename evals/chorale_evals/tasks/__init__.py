@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 from chorale.errors import ConfigError
+from chorale_evals.data import SAMPLES
 from chorale_evals.task import Task
+from chorale_evals.tasks.aime25 import Aime25
+from chorale_evals.tasks.file import FileTask
+from chorale_evals.tasks.gpqa import Gpqa
+from chorale_evals.tasks.mmlu import Mmlu
+from chorale_evals.tasks.published import PublishedTask
 
-# name -> "module:class"
-TASKS = {"gpqa_diamond": "gpqa:Gpqa", "aime25": "aime25:Aime25", "mmlu": "mmlu:Mmlu"}
+TASKS: dict[str, type[PublishedTask]] = {task.name: task for task in (Gpqa, Aime25, Mmlu)}
 # Tasks that other tools define and run, unmodified, against a server (docs/reference/evaluation.md).
 ELSEWHERE = {
     **dict.fromkeys(("gsm8k", "mmlu_pro", "ifeval"), "lm-eval"),
@@ -17,25 +21,19 @@ ELSEWHERE = {
     **dict.fromkeys(("bfcl", "bfcl_non_live", "bfcl_live", "bfcl_multi_turn"), "bfcl-eval"),
 }
 FILE_PREFIX = "file:"
-SAMPLE = Path(__file__).parents[1] / "samples" / "sample.jsonl"
 
 
 def make_task(name: str, *, data: Path | None = None, limit: int | None = None, seed: int = 0) -> Task:
     """Returns the task of that name, or of ``file:PATH``. Raises ``ConfigError`` for an unknown name."""
     if name.startswith(FILE_PREFIX):
-        path, data = "file:FileTask", Path(name.removeprefix(FILE_PREFIX))
-    elif name == "sample":
-        path, data = "file:FileTask", SAMPLE
-    elif name in TASKS:
-        path = TASKS[name]
-    elif name in ELSEWHERE:
+        return FileTask.load(Path(name.removeprefix(FILE_PREFIX)), limit, seed)
+    if name == "sample":
+        return FileTask.load(SAMPLES / "sample.jsonl", limit, seed)
+    if name in TASKS:
+        return TASKS[name].load(data, limit, seed)
+    if name in ELSEWHERE:
         raise ConfigError(
             f"{name} is a task of {ELSEWHERE[name]}, which runs it against a server: "
             'docs/reference/evaluation.md, "Tasks of other tools", has the command'
         )
-    else:
-        raise ConfigError(f"unknown task {name!r}; the tasks are {', '.join(TASKS)}, sample and file:PATH")
-    module, _, kind = path.partition(":")
-    found = getattr(importlib.import_module(f"chorale_evals.tasks.{module}"), kind)
-    task: Task = found.load(data, limit, seed)
-    return task
+    raise ConfigError(f"unknown task {name!r}; the tasks are {', '.join(TASKS)}, sample and file:PATH")

@@ -10,15 +10,14 @@ import re
 from typing import Any
 
 from chorale.errors import ConfigError
-from chorale_evals.data import hub_file
+from chorale_evals.data import Source
 from chorale_evals.graders.regex import compiled, everything
 from chorale_evals.task import Outcome, Sample
 from chorale_evals.tasks.published import PublishedTask
 
 _REVISION = "a6ad95f611d72cf628a80b58bd0432ef6638f958"
-SOURCES = [
-    hub_file("opencompass/AIME2025", _REVISION, f"{name}.jsonl") for name in ("aime2025-I", "aime2025-II")
-]
+_HUB = f"https://huggingface.co/datasets/opencompass/AIME2025/resolve/{_REVISION}"
+SOURCES = (Source(f"{_HUB}/aime2025-I.jsonl"), Source(f"{_HUB}/aime2025-II.jsonl"))
 _TEMPLATE = """
 {question}
 Please reason step by step, and put your final answer within \\boxed{{}}.
@@ -43,7 +42,7 @@ class Aime25(PublishedTask):
 
     name = "aime25"
     version = "gpt_oss.evals 0.0.9"
-    default_repeats = 8
+    repeats = 8
     sources = SOURCES
     columns = ("question", "answer")
 

@@ -59,9 +59,8 @@ class FileTask(Task):
     version = "1"
 
     @classmethod
-    def load(cls, data: Path | None, limit: int | None, seed: int) -> FileTask:
+    def load(cls, data: Path, limit: int | None, seed: int) -> FileTask:
         """Reads the file ``data``. Raises ``ConfigError`` for a bad file or line."""
-        assert data is not None
         content = _read(data)
         revision = f"sha256:{hashlib.sha256(content).hexdigest()[:16]}"
         task = cls(list(_samples(content, data)), limit, seed, revision)

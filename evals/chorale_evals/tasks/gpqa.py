@@ -34,7 +34,7 @@ class Gpqa(PublishedTask):
 
     name = "gpqa_diamond"
     version = "gpt_oss.evals 0.0.9"
-    default_repeats = 8
+    repeats = 8
     sources = (SOURCE,)
     columns = ("Question", *_CHOICES)
 
