@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,20 +9,17 @@ from chorale.requests.usage import TokenUsage
 from chorale_evals.record import Record
 from chorale_evals.runner import Plan
 from chorale_evals.statistics import Estimate, clustered
-from chorale_evals.task import Breakdown
+from chorale_evals.task import Task
 
 
 @dataclass(slots=True)
 class Tally:
-    """Running counts of one task at one effort. ``total``: number of answers the run asks for."""
+    """Running counts of one task at one effort."""
 
-    task: str
+    task: Task
     effort: str
-    total: int
-    samples: int = 0
-    repeats: int = 1
-    metric: str = "accuracy"
     scores: dict[str, list[float]] = field(default_factory=dict)  # sample id -> scores of its repeats
+    groups: list[tuple[str, float]] = field(default_factory=list)  # (group, score) of each answer
     num_done: int = 0  # number of records, including failed ones
     num_cut: int = 0
     num_refused: int = 0
@@ -31,7 +27,6 @@ class Tally:
     usage: TokenUsage = field(default_factory=TokenUsage)
     seconds: float = 0.0
     fingerprints: set[str] = field(default_factory=set)
-    breakdowns: list[Breakdown] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
         self.num_done += 1
@@ -43,17 +38,19 @@ class Tally:
             return
         self.num_cut += record.finish == "length"
         self.scores.setdefault(record.sample, []).append(record.score)
+        self.groups.append((record.group, record.score))
         if record.fingerprint:
             self.fingerprints.add(record.fingerprint)
 
     @property
-    def num_scored(self) -> int:
-        return self.num_done - self.num_failed
+    def total(self) -> int:
+        """Returns the number of answers that the run asks for."""
+        return len(self.task.samples) * self.task.repeats
 
     @property
     def mean(self) -> float | None:
         """The running score, None before the first."""
-        return sum(map(sum, self.scores.values())) / self.num_scored if self.num_scored else None
+        return sum(score for _, score in self.groups) / len(self.groups) if self.groups else None
 
     @property
     def interval(self) -> Estimate:
@@ -61,43 +58,19 @@ class Tally:
 
     def to_json(self) -> dict[str, Any]:
         interval, usage = self.interval, self.usage
-        same = {name: getattr(self, name) for name in ("task", "effort", "metric", "samples", "repeats")}
-        counts = {name: getattr(self, f"num_{name}") for name in ("scored", "cut", "refused", "failed")}
-        return same | counts | {
+        return {
+            "task": self.task.name, "effort": self.effort, "metric": self.task.metric,
+            "samples": len(self.task.samples), "repeats": self.task.repeats, "scored": len(self.groups),
+            "cut": self.num_cut, "refused": self.num_refused, "failed": self.num_failed,
             "score": self.mean, "low": interval.low, "high": interval.high,
             "missing": self.total - self.num_done, "seconds": round(self.seconds, 3),
             "input_tokens": usage.input, "cached_tokens": usage.cached,
             "output_tokens": usage.output, "reasoning_tokens": usage.reasoning,
             "fingerprints": sorted(self.fingerprints),
-            "breakdowns": [[one.name, one.score, one.count] for one in self.breakdowns],
+            "breakdowns": [[one.name, one.score, one.count] for one in self.task.breakdowns(self.groups)],
         }  # fmt: skip
 
 
 def tallies(plan: Plan) -> dict[tuple[str, str], Tally]:
     """Returns empty tallies by (task, effort)."""
-    found = {}
-    for task in plan.tasks:
-        number = len(task.samples)
-        for effort in plan.efforts:
-            total = number * task.repeats
-            found[task.name, effort] = Tally(task.name, effort, total, number, task.repeats, task.metric)
-    return found
-
-
-def summarise(plan: Plan, records: Collection[Record]) -> list[Tally]:
-    """Returns the rows of a plan. Records outside the plan are ignored."""
-    found, wanted = tallies(plan), {trial.key for trial in plan.trials()}
-    scores: dict[tuple[str, str], list[tuple[str, float]]] = {key: [] for key in found}
-    for record in (record for record in records if record.key in wanted):
-        found[record.task, record.effort].add(record)
-        if record.status != "failed":
-            scores[record.task, record.effort].append((record.group, record.score))
-    for task in plan.tasks:
-        for effort in plan.efforts:
-            if given := scores[task.name, effort]:
-                found[task.name, effort].breakdowns = task.breakdowns(given)
-    return list(found.values())
-
-
-def total_usage(given: Iterable[Tally]) -> TokenUsage:
-    return sum((tally.usage for tally in given), start=TokenUsage())
+    return {(task.name, effort): Tally(task, effort) for task in plan.tasks for effort in plan.efforts}

@@ -163,12 +163,13 @@ def read_responses(answer: dict[str, Any]) -> Reply:
 
 
 def _finish(answer: dict[str, Any], has_calls: bool) -> str:
-    status = answer.get("status")
-    if status == "failed":
-        raise ValueError(f"the response failed: {(answer.get('error') or {}).get('message')}")
-    if status == "incomplete":
-        reason = (answer.get("incomplete_details") or {}).get("reason")
-        return "content_filter" if reason == "content_filter" else "length"
+    match answer:
+        case {"status": "failed"}:
+            raise ValueError(f"the response failed: {(answer.get('error') or {}).get('message')}")
+        case {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}:
+            return "content_filter"
+        case {"status": "incomplete"}:
+            return "length"
     return "tool_calls" if has_calls else "stop"
 
 

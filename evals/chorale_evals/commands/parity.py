@@ -111,14 +111,15 @@ def _compare(given: argparse.Namespace) -> int:
     at_a, at_b = _recording_at(given.a), _recording_at(given.b)
     if at_a is None and at_b is not None:
         raise ConfigError(f"{given.b} is a recording, and B is measured after A: give the recording first")
-    if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-    a = _measured(given, given.a, _plan(given), "A") if at_a is None else load(at_a)
-    if given.out is not None:
-        save(a, given.out / "a.npz")
-    b = _measured(given, given.b, plan_of(a), "B") if at_b is None else load(at_b)
-    if given.out is not None:
-        save(b, given.out / "b.npz")
+    out: Path | None = given.out
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    a = load(at_a) if at_a else _measured(given, given.a, _plan(given), "A")
+    if out is not None:
+        save(a, out / "a.npz")
+    b = load(at_b) if at_b else _measured(given, given.b, plan_of(a), "B")
+    if out is not None:
+        save(b, out / "b.npz")
     return _report(a, b, given)
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from chorale_evals.record import Record
-from chorale_evals.summary import Tally, total_usage
+from chorale_evals.summary import Tally
 
 _LINE_SECONDS, _REWRITE_SECONDS = 15.0, 0.2
 
@@ -47,7 +47,7 @@ class Display:
     def __init__(self, tallies: Mapping[tuple[str, str], Tally]) -> None:
         self._tallies, self._line = tallies, Line()
         self._num_new = 0
-        self._out_before = total_usage(tallies.values()).output
+        self._tokens_before = self._tokens
 
     def add(self, record: Record) -> None:
         """Counts a new record and shows it."""
@@ -56,17 +56,20 @@ class Display:
         self._num_new += 1
         self._line.show(lambda: self._state(tally), last=tally.num_done == tally.total)
 
+    @property
+    def _tokens(self) -> int:
+        return sum(tally.usage.output for tally in self._tallies.values())
+
     def _state(self, tally: Tally) -> str:
         """Returns the running score and problems of a tally, and the speed and tokens of the run."""
-        usage = total_usage(self._tallies.values())
-        parts = [f"{tally.task} {tally.effort}: {tally.num_done}/{tally.total}"]
+        parts = [f"{tally.task.name} {tally.effort}: {tally.num_done}/{tally.total}"]
         if tally.mean is not None:
             interval = tally.interval
             parts.append(f"{100 * tally.mean:.1f} % ({100 * interval.low:.0f}-{100 * interval.high:.0f})")
         troubles = (("cut", tally.num_cut), ("refused", tally.num_refused), ("failed", tally.num_failed))
         parts += [f"{count} {what}" for what, count in troubles if count]
-        parts.append(f"{short((usage.output - self._out_before) / self._line.seconds)} tok/s")
-        parts.append(f"{short(usage.output)} tokens")
+        parts.append(f"{short((self._tokens - self._tokens_before) / self._line.seconds)} tok/s")
+        parts.append(f"{short(self._tokens)} tokens")
         rest = sum(each.total - each.num_done for each in self._tallies.values())
         parts += [self._line.left(self._num_new, self._num_new + rest)] if rest else []
         return ", ".join(parts)

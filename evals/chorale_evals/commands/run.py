@@ -21,7 +21,7 @@ from chorale_evals.record import Key, Record
 from chorale_evals.report.page import write_report
 from chorale_evals.runner import Plan, Runner
 from chorale_evals.session import RETRIES
-from chorale_evals.summary import Tally, summarise, tallies
+from chorale_evals.summary import Tally, tallies
 from chorale_evals.task import Task
 from chorale_evals.tasks import make_task
 
@@ -75,8 +75,7 @@ async def _run(given: argparse.Namespace, tasks: list[Task], journal: Journal, e
         if before is None and records:
             raise ConfigError(f"{given.out} holds a journal without run.json")
         (before.continued_by(manifest) if before else manifest).write(given.out)
-        await _ask(plan, client, journal, records, given)
-    results = summarise(plan, records.values())
+        results = await _ask(plan, client, journal, records, given)
     return _finish(given, plan, results)
 
 
@@ -104,8 +103,8 @@ def _manifest(given: argparse.Namespace, plan: Plan, entry: dict[str, object]) -
 
 async def _ask(
     plan: Plan, client: AsyncClient, journal: Journal, records: dict[Key, Record], given: argparse.Namespace
-) -> None:
-    """Requests all answers that are not final yet and adds them to ``records``."""
+) -> list[Tally]:
+    """Requests all answers that are not final yet and returns the rows of the table."""
     done = {key for key, record in records.items() if record.status == "answered"}
     shown = tallies(plan)
     wanted = {trial.key for trial in plan.trials()}
@@ -113,13 +112,8 @@ async def _ask(
         shown[key.task, key.effort].add(records[key])
     if wanted & done:
         print(f"{len(wanted & done)} of {len(wanted)} answers are in {given.out} already", file=sys.stderr)
-    display = Display(shown)
-
-    def on_record(record: Record) -> None:
-        records[record.key] = record.light()
-        display.add(record)
-
-    await Runner(plan, client, journal, on_record).run(done)
+    await Runner(plan, client, journal, Display(shown).add).run(done)
+    return list(shown.values())
 
 
 def _finish(given: argparse.Namespace, plan: Plan, results: list[Tally]) -> int:

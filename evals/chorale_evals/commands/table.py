@@ -26,11 +26,10 @@ def lines(tallies: Sequence[Tally]) -> list[str]:
     """Returns the table, then breakdowns and problems."""
     shown = grid([HEAD, *(_row(tally) for tally in tallies)])
     for tally in tallies:
-        where = f"{tally.task} {tally.effort}"
-        if tally.breakdowns:
+        where = f"{tally.task.name} {tally.effort}"
+        if breakdowns := tally.task.breakdowns(tally.groups):
             cells = [
-                [one.name or "(no group)", f"{100 * one.score:.1f}", str(one.count)]
-                for one in tally.breakdowns
+                [one.name or "(no group)", f"{100 * one.score:.1f}", str(one.count)] for one in breakdowns
             ]
             shown += ["", f"{where}, by group:", *("  " + line for line in grid(cells, left=1))]
         shown += [f"{where}: {trouble}" for trouble in _troubles(tally)]
@@ -41,7 +40,7 @@ def _row(tally: Tally) -> list[str]:
     interval = tally.interval
     known = tally.mean is not None
     return [
-        tally.task, tally.effort, str(tally.samples), str(tally.repeats),
+        tally.task.name, tally.effort, str(len(tally.task.samples)), str(tally.task.repeats),
         f"{100 * (tally.mean or 0):.1f} %" if known else "-",
         f"{100 * interval.low:.1f} to {100 * interval.high:.1f}" if known else "-",
         str(tally.num_cut), short(tally.usage.input), short(tally.usage.output),

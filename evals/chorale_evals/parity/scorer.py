@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -64,37 +65,32 @@ class Scorer:
             raise ChoraleError(f"{self.where}: {error_text(response)}{needed}")
         try:
             choice = response.json()["choices"][0]
-            prompt, lists = choice["prompt_logprobs"], choice["logprobs"]
-            greedy = tuple(int(name.removeprefix(_PREFIX)) for name in lists["tokens"])
-            top = [{int(k.removeprefix(_PREFIX)): v for k, v in one.items()} for one in lists["top_logprobs"]]
-            named = [
-                None if one is None else {int(token): each["logprob"] for token, each in one.items()}
-                for one in prompt
-            ]
+            prompt = [_by_id(one, "logprob") for one in choice["prompt_logprobs"]]
+            top = [_by_id(one) for one in choice["logprobs"]["top_logprobs"]]
+            greedy = tuple(int(name.removeprefix(_PREFIX)) for name in choice["logprobs"]["tokens"])
+            if len(prompt) != len(token_ids):
+                raise ValueError(f"{len(prompt)} for a prompt of {len(token_ids)} tokens")
+            own = [one.get(token) for one, token in zip(prompt, token_ids, strict=True)]
+            chosen = choice["logprobs"]["token_logprobs"]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            found = f"{type(error).__name__}: {error}"
-            raise ChoraleError(
-                f"{self.where}: not a completion with log-probabilities ({found}): {NEEDED}"
-            ) from None
-        if len(named) != len(token_ids):
-            raise ChoraleError(
-                f"{self.where}: {len(named)} log-probabilities for a prompt of {len(token_ids)} tokens"
-            )
-        own = [None if one is None else one.get(token) for one, token in zip(named, token_ids, strict=True)]
-        return Answer(
-            _scores(own, named, self.top_k), greedy, _scores(lists["token_logprobs"], top, self.top_k)
-        )
+            found = f"not a completion with log-probabilities ({type(error).__name__}: {error})"
+            raise ChoraleError(f"{self.where}: {found}: {NEEDED}") from None
+        return Answer(_scores(own, prompt, self.top_k), greedy, _scores(chosen, top, self.top_k))
 
 
-def _scores(
-    own: Sequence[float | None], candidates: Sequence[Mapping[int, float] | None], top_k: int
-) -> Scores:
+def _by_id(named: Mapping[str, Any] | None, field: str = "") -> dict[int, float]:
+    """Returns the log-probabilities of a token's candidates by their ids."""
+    entries = (named or {}).items()
+    return {int(name.removeprefix(_PREFIX)): value[field] if field else value for name, value in entries}
+
+
+def _scores(own: Sequence[float | None], candidates: Sequence[Mapping[int, float]], top_k: int) -> Scores:
     """Sorts candidates. Ties are sorted by id, so that their order is the same for every server."""
     token = np.array([np.nan if value is None else value for value in own], np.float32)
     top = np.full((len(own), top_k), np.nan, np.float32)
     ids = np.full((len(own), top_k), -1, np.int64)
     for index, named in enumerate(candidates):
-        best = sorted((named or {}).items(), key=lambda item: (-item[1], item[0]))[:top_k]
+        best = sorted(named.items(), key=lambda item: (-item[1], item[0]))[:top_k]
         for rank, (name, value) in enumerate(best):
             ids[index, rank], top[index, rank] = name, value
     return Scores(token, top, ids)
