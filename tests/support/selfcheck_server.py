@@ -10,9 +10,10 @@ from typing import Any
 
 import httpx2
 
-from chorale.measure.selfcheck.check import Check, Outcome
+from chorale.config.engine import EngineConfig
+from chorale.measure.selfcheck.check import Check, Outcome, Plan
 from chorale.measure.selfcheck.run import run_one
-from chorale.measure.selfcheck.serving.server import Context, Server, ServerCheck
+from chorale.measure.selfcheck.serving.server import Server, ServerCheck
 from chorale.requests.openai_client import AsyncClient, Endpoint
 from chorale.serve.private_server import PrivateProcess
 
@@ -32,9 +33,8 @@ def outcome(
         (tmp_path / "log").write_text("the last line")
         transport = httpx2.MockTransport(handle)
         async with AsyncClient(Endpoint("http://s/v1"), transport=transport) as client:
-            server = Server(PrivateProcess(process, tmp_path, tmp_path / "log"), client)
-            server.model, server.max_model_len, server.kv_tokens = "m", 4096, 65536
-            context = Context(quick=True, is_slow=False, has_accelerator=False)
-            return await run_one(Check("stops", "server", "", seconds, ""), check, server, context)
+            started = PrivateProcess(process, tmp_path, tmp_path / "log")
+            server = Server(Plan([], EngineConfig(), quick=True), started, client, "m", 4096)
+            return await run_one(Check("stops", "server", "", seconds, ""), check, server)
 
     return asyncio.run(run())

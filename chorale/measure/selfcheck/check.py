@@ -1,17 +1,19 @@
-"""The types of checks and of their results. Torch-free."""
+"""The types of checks, of a run of them, and of their results. Torch-free."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
 
+from chorale.config.engine import EngineConfig
 from chorale.errors import ChoraleError
+from chorale.measure.selfcheck.recorded import Recording
 
 Verdict = Literal["ok", "failed", "skipped"]
-Stage = Literal["files", "device", "server", "after"]
+Stage = Literal["device", "server", "after"]
 REPORT = "report it, with the output of --json"
 
 
@@ -19,8 +21,8 @@ REPORT = "report it, with the output of --json"
 class Check:
     """One check of the table.
 
-    ``stage``: "files" and "device" run in a child process before the server starts, "server" over HTTP, and
-    "after" in a child process again, on the recording of the server, once that has ended.
+    ``stage``: "device" runs in a child process before the server starts, "server" over HTTP, and "after" in a
+    child process again, on the recording of the server, once that has ended.
     ``module``: the module with the function ``check_NAME``.
     """
 
@@ -37,6 +39,21 @@ class Check:
         module = import_module(f"chorale.measure.selfcheck.{self.module}")
         found: Callable[..., Any] = getattr(module, f"check_{self.name}")
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The checks to run and their settings. Only the check "record" writes to ``recording``."""
+
+    checks: Sequence[Check]
+    config: EngineConfig
+    serve_arguments: Sequence[str] = ()
+    api_key: str | None = field(default=None, repr=False)
+    tls: bool = False
+    quick: bool = False
+    has_accelerator: bool = False
+    is_slow: bool = False  # a full-size model without an accelerator
+    recording: Recording = field(default_factory=Recording)
 
 
 @dataclass(frozen=True, slots=True)

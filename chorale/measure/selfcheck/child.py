@@ -8,26 +8,25 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from typing import IO
 
 import msgspec
 
-from chorale.config.engine import EngineConfig
 from chorale.machine.processes import module_command
-from chorale.measure.selfcheck.check import Check, Failed, Outcome, outcome_of
-from chorale.measure.selfcheck.recorded import Order, Recording
+from chorale.measure.selfcheck.check import Check, Failed, Outcome, Plan, outcome_of
+from chorale.measure.selfcheck.recorded import Order
 
 _COMMAND = module_command("chorale.measure.selfcheck.device.process")
 _START_SECONDS = 120.0  # added to the first check's limit, to import torch and open the device
 
 
-def device_outcomes(
-    checks: Sequence[Check], config: EngineConfig, recording: Recording, *, quick: bool
-) -> Iterator[Check | Outcome]:
+def device_outcomes(checks: Sequence[Check], plan: Plan) -> Iterator[Check | Outcome]:
     """Yields each check when it begins, then its outcome. A check that takes too long, or ends the process,
     fails, and the remaining checks run in a new process."""
     rest = list(checks)
     while rest:
-        order = Order(os.getpid(), config, [check.name for check in rest], quick, recording)
+        names = [check.name for check in rest]
+        order = Order(os.getpid(), plan.config, names, plan.quick, plan.recording)
         with tempfile.TemporaryFile() as log, tempfile.TemporaryFile() as given:
             given.write(msgspec.msgpack.encode(order))
             given.seek(0)
@@ -41,30 +40,25 @@ def device_outcomes(
                     check = rest.pop(0)
                     yield check
                     begin = time.perf_counter()
-                    line = _line(process, check.seconds + slack)
-                    if line:
-                        yield msgspec.json.decode(line, type=Outcome)
-                    else:
-                        log.seek(0)
-                        fault = _fault(line, process, check.seconds + slack, log.read())
-                        yield outcome_of(check.name, fault, begin)
-                        break
+                    yield _next_outcome(process, log, check.seconds + slack)
                     slack = 0.0
+            except Failed as fault:
+                yield outcome_of(check.name, fault, begin)
             finally:
                 process.kill()
                 process.communicate()
 
 
-def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
-    """Returns the next line, b"" if the process has ended, or None after ``seconds``."""
+def _next_outcome(process: subprocess.Popen[bytes], log: IO[bytes], seconds: float) -> Outcome:
+    """Waits for the outcome of the current check. Raises ``Failed`` after ``seconds``, or if the process has
+    ended. ``log``: its error output."""
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], seconds)
-    return process.stdout.readline() if ready else None
-
-
-def _fault(line: bytes | None, process: subprocess.Popen[bytes], seconds: float, log: bytes) -> Failed:
-    if line is None:
-        return Failed(f"took longer than {seconds:.0f} s and was ended")
-    text = log.decode("utf-8", "replace").strip()
+    if not select.select([process.stdout], [], [], seconds)[0]:
+        raise Failed(f"took longer than {seconds:.0f} s and was ended")
+    if line := process.stdout.readline():
+        return msgspec.json.decode(line, type=Outcome)
+    code = process.wait()
+    log.seek(0)
+    text = log.read().decode("utf-8", "replace").strip()
     tail = " | ".join(text[-500:].splitlines()[-4:]) or "it printed nothing"
-    return Failed(f"its process ended ({process.wait()}): {tail}")
+    raise Failed(f"its process ended ({code}): {tail}")

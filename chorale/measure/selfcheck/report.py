@@ -16,22 +16,17 @@ _CHECKS = {check.name: check for check in CHECKS}
 
 def line(outcome: Outcome, width: int) -> str:
     """Returns an outcome as text: verdict, name, seconds, purpose, result, and a remedy if it failed."""
-    check = _CHECKS[outcome.name]
+    check, is_skipped = _CHECKS[outcome.name], outcome.verdict == "skipped"
     head = f"{SHOWN[outcome.verdict]:<8} {outcome.name:<12} {outcome.seconds:7.1f} s  "
-    lines = _wrapped(head, check.proves, width)
-    found = outcome.detail if outcome.verdict != "skipped" else f"not checked: {outcome.detail}"
-    lines += _wrapped(" " * len(head), found, width)
+    texts = [check.proves, f"not checked: {outcome.detail}" if is_skipped else outcome.detail]
     if outcome.verdict == "failed":
-        lines += _wrapped(" " * len(head), f"to do: {check.remedy}", width)
-    return "\n".join(lines)
-
-
-def _wrapped(head: str, text: str, width: int) -> list[str]:
-    shown = "".join(c if c.isprintable() else " " for c in text)
-    wide = max(width, len(head) + 30)
-    return textwrap.wrap(
-        shown, wide, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
-    ) or [head.rstrip()]
+        texts.append(f"to do: {check.remedy}")
+    indent = " " * len(head)
+    wrapper = textwrap.TextWrapper(
+        max(width, len(head) + 30), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
+    shown = ["".join(c if c.isprintable() else " " for c in text) for text in texts]
+    return head + "\n".join(wrapper.fill(text) for text in shown).removeprefix(indent)
 
 
 def summary(outcomes: Sequence[Outcome], seconds: float) -> str:

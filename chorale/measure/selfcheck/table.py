@@ -7,12 +7,12 @@ from chorale.measure.selfcheck.check import REPORT, Check
 
 _AGAIN = "download the checkpoint again"
 CHECKS = (
-    Check("shapes", "files", "device.files", 120,
+    Check("shapes", "device", "device.files", 120,
           "every tensor has the expected name, type and shape, and the constants are gpt-oss's",
           f"{_AGAIN} (chorale pull); for an intended variant: --skip shapes"),
-    Check("checksums", "files", "device.files", 900, "the files equal the published ones byte for byte",
+    Check("checksums", "device", "device.files", 900, "the files equal the published ones byte for byte",
           "delete the named file and download it again (chorale pull)", quick=False),
-    Check("values", "files", "device.files", 600,
+    Check("values", "device", "device.files", 600,
           "no parameter is NaN, infinite, absurdly large or constant, no scale is NaN, no file has holes",
           f"{_AGAIN}; if it was converted, convert it again", quick=False),
     Check("answers", "device", "device.answers", 180,

@@ -16,8 +16,7 @@ from chorale.cli.main import main
 from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
 from chorale.measure.selfcheck import child
-from chorale.measure.selfcheck.check import Check, Failed, Outcome, Skipped, outcome_of
-from chorale.measure.selfcheck.recorded import Recording
+from chorale.measure.selfcheck.check import Check, Failed, Outcome, Plan, Skipped, outcome_of
 from chorale.measure.selfcheck.report import line, summary, to_json
 from chorale.measure.selfcheck.table import CHECKS, NAMES, select
 from tests.support.processes import is_running
@@ -51,7 +50,7 @@ def test_every_exception_of_a_check_becomes_an_outcome() -> None:
 
 
 def outcomes(checks: list[Check], config: EngineConfig) -> list[Outcome]:
-    messages = child.device_outcomes(checks, config, Recording(), quick=True)
+    messages = child.device_outcomes(checks, Plan(checks, config, quick=True))
     return [message for message in messages if isinstance(message, Outcome)]
 
 
@@ -114,7 +113,7 @@ PARENT = """
 import subprocess
 from chorale.config.engine import EngineConfig
 from chorale.measure.selfcheck import child
-from chorale.measure.selfcheck.recorded import Recording
+from chorale.measure.selfcheck.check import Plan
 from chorale.measure.selfcheck.table import CHECKS
 kernels = next(check for check in CHECKS if check.name == "kernels")
 class Started(subprocess.Popen):
@@ -122,7 +121,7 @@ class Started(subprocess.Popen):
         super().__init__(*command, **options)
         print(self.pid, flush=True)
 subprocess.Popen = Started
-for _ in child.device_outcomes([kernels], EngineConfig(), Recording(), quick=False):
+for _ in child.device_outcomes([kernels], Plan([kernels], EngineConfig())):
     pass
 """
 

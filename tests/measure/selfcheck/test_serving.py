@@ -15,7 +15,7 @@ from chorale.harmony import bpe, vocab
 from chorale.harmony.vocab import load_vocabulary
 from chorale.measure.selfcheck.check import Found
 from chorale.measure.selfcheck.serving import harmony, record
-from chorale.measure.selfcheck.serving.server import Context, Server
+from chorale.measure.selfcheck.serving.server import Server
 from tests.support.selfcheck_server import Answer, outcome
 
 
@@ -160,11 +160,11 @@ def test_positive_log_probabilities_are_refused(process: Any, tmp_path: Path) ->
 
 
 def test_a_check_that_times_out_or_raises_has_an_outcome(process: Any, tmp_path: Path) -> None:
-    async def slow(server: Server, context: Context) -> Found:
+    async def slow(server: Server) -> Found:
         await asyncio.sleep(60)
         return Found("")
 
-    async def broken(server: Server, context: Context) -> Found:
+    async def broken(server: Server) -> Found:
         raise KeyError("choices")
 
     found = outcome(slow, right_stops, process, tmp_path, seconds=0.05)

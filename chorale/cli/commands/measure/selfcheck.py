@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -18,10 +19,9 @@ from chorale.machine.fingerprint import fingerprint
 from chorale.machine.folders import write_whole
 from chorale.machine.platforms import find_platform
 from chorale.machine.signals import signals_as_exceptions
-from chorale.measure.selfcheck.check import Check, Outcome
+from chorale.measure.selfcheck.check import Check, Outcome, Plan
 from chorale.measure.selfcheck.report import line, summary, to_json
-from chorale.measure.selfcheck.run import Plan, run_checks
-from chorale.measure.selfcheck.serving.server import Context
+from chorale.measure.selfcheck.run import run_checks
 from chorale.measure.selfcheck.table import CHECKS, select
 from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_model
@@ -29,11 +29,8 @@ from chorale.runtime.sizing.memory import SMALL_PARAMETERS
 from chorale.version import __version__
 
 _MOST_WIDTH = 110
-# The private server stores responses in memory only, and publishes the metrics that the checks read.
-_PRIVATE = (
-    *("--response-store", ":memory:", "--no-disable-log-stats", "--shutdown-timeout", "0"),
-    *("--max-logprobs", "20"),
-)
+# The private server stores responses in memory only.
+_PRIVATE = ("--response-store", ":memory:", "--shutdown-timeout", "0", "--max-logprobs", "20")
 
 
 def parser() -> Parser:
@@ -71,7 +68,12 @@ def run(arguments: list[str]) -> int:
     with signals_as_exceptions():
         plan = _plan(given, rest, settings, chosen)
         screen.say(f"chorale {__version__} selfcheck: {settings.engine.model}, {len(chosen)} checks")
-        outcomes = run_checks(plan, screen.show)
+        outcomes = []
+        with contextlib.closing(run_checks(plan)) as messages:
+            for message in messages:
+                screen.show(message)
+                if isinstance(message, Outcome):
+                    outcomes.append(message)
     seconds = time.perf_counter() - begin
     screen.say(summary(outcomes, seconds))
     if given.json is not None:
@@ -96,13 +98,11 @@ def _plan(given: argparse.Namespace, rest: list[str], settings: Settings, chosen
         checks=chosen,
         config=engine,
         serve_arguments=private,
-        context=Context(
-            quick=given.quick,
-            is_slow=not has_accelerator and not is_small,
-            has_accelerator=has_accelerator,
-        ),
         api_key=settings.api_keys[0] if settings.api_keys else None,
         tls=server.ssl_certfile is not None,
+        quick=given.quick,
+        has_accelerator=has_accelerator,
+        is_slow=not has_accelerator and not is_small,
     )
 
 

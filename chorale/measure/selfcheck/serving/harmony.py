@@ -7,29 +7,32 @@ import json
 import re
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from chorale.harmony.vocab import load_vocabulary
 from chorale.measure.selfcheck.check import Failed, Found
-from chorale.measure.selfcheck.serving.server import Context, Server
+from chorale.measure.selfcheck.serving.server import Server
 
 KNOWN_TOKENS = Path(__file__).with_name("known_tokens.json")
 _RETURN, _ENDOFTEXT, _CALL = 200002, 199999, 200012
 _FORCED = 100.0  # a logit bias that exceeds any model's logits
 _PATTERN = r"[A-F]{2}-[0-9]{3}(\.[a-z]{1,4})?"
-_LOOK: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "at": {"type": "string", "enum": ["sky", "sea", "road"]},
-        "times": {"type": "integer", "minimum": 1, "maximum": 9},
-    },
-    "required": ["at", "times"],
-    "additionalProperties": False,
-}
+
+
+class Look(msgspec.Struct, forbid_unknown_fields=True):
+    """A place, and how often to look at it."""
+
+    at: Literal["sky", "sea", "road"]
+    times: Annotated[int, msgspec.Meta(ge=1, le=9)]
+
+
+_LOOK: dict[str, Any] = msgspec.json.schema_components([Look])[1]["Look"]
 _TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": _LOOK}}
 
 
-async def check_harmony(server: Server, context: Context) -> Found:
+async def check_harmony(server: Server) -> Found:
     """Compares token ids of texts and a chat with openai-harmony's (``scripts/known_answers.py``)."""
     known = json.loads(KNOWN_TOKENS.read_text("ascii"))
     for text, ids in known["texts"]:
@@ -55,7 +58,7 @@ def _check_ids(what: str, found: list[int], expected: list[int]) -> None:
             raise Failed(f"{what} has the tokens {shown} from index {index} on")
 
 
-async def check_stops(server: Server, context: Context) -> Found:
+async def check_stops(server: Server) -> Found:
     """Checks that stop tokens end an answer without appearing in its text, and that stop strings cut it."""
     (word,) = load_vocabulary().encode("hello")
     hellos, cut = ("length", "hello" * 8, 8), ("stop", "hel", 2)
@@ -81,7 +84,7 @@ async def check_stops(server: Server, context: Context) -> Found:
     return Found(", ".join(what for what, *_ in cases))
 
 
-async def check_grammar(server: Server, context: Context) -> Found:
+async def check_grammar(server: Server) -> Found:
     """Checks that concurrent answers under a JSON Schema or regular expression match it, at temperature 1."""
     schema = {"type": "json_schema", "json_schema": {"name": "look", "strict": True, "schema": _LOOK}}
     question = [{"role": "user", "content": "Look at something."}]
@@ -106,10 +109,6 @@ async def check_grammar(server: Server, context: Context) -> Found:
 
 def _check_look(text: str, what: str) -> None:
     try:
-        found = json.loads(text)
-        fits = set(found) == {"at", "times"} and found["at"] in ("sky", "sea", "road")
-        fits = fits and type(found["times"]) is int and found["times"] in range(1, 10)
-    except (ValueError, TypeError):
-        fits = False
-    if not fits:
-        raise Failed(f"{what} do not match their JSON Schema: {text[:120]!r}")
+        msgspec.json.decode(text, type=Look)
+    except msgspec.MsgspecError:
+        raise Failed(f"{what} do not match their JSON Schema: {text[:120]!r}") from None

@@ -1,38 +1,27 @@
-"""The private server that is checked (its process, log and client), and the context that its checks share."""
+"""The private server that is checked: its process, log and client."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from chorale.measure.selfcheck.check import Failed, Found
-from chorale.measure.selfcheck.recorded import Recording
+from chorale.measure.selfcheck.check import Failed, Found, Plan
 from chorale.requests.openai_client import AsyncClient, NoAnswerError, error_text
 from chorale.serve.private_server import PrivateProcess
 
 _LOG_SHOWN = 600  # characters shown from the end of a log
 
 
+@dataclass(frozen=True, slots=True)
 class Server:
     """The server that is checked. Methods raise ``Failed`` for an error response or none at all."""
 
-    def __init__(self, started: PrivateProcess, client: AsyncClient) -> None:
-        self.started, self.client = started, client
-        self.model = ""
-        self.max_model_len = 0
-        self.kv_tokens = 0  # capacity of the KV pools of all engines
-
-    async def learn(self) -> str:
-        """Reads the model's name and the sizes that the checks depend on. Returns a summary."""
-        model = (await self.client.models())[0]
-        self.model, self.max_model_len = model["id"], int(model["max_model_len"])
-        text = (await self.client.get("/metrics")).text
-        engines = re.findall(r"cache_config_info\{([^}]*)\}", text)
-        for labels in (dict(re.findall(r'(\w+)="([^"]*)"', engine)) for engine in engines):
-            self.kv_tokens += int(labels.get("num_gpu_blocks", 0)) * int(labels.get("block_size", 0))
-        return f"{self.model}: {self.max_model_len:,} tokens a request, {self.kv_tokens:,} in the KV pool"
+    plan: Plan
+    started: PrivateProcess
+    client: AsyncClient
+    model: str
+    max_model_len: int
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """Sends ``body`` with the model's name and returns the parsed response."""
@@ -59,14 +48,4 @@ class Server:
         return "its log ends: " + " | ".join(self.started.output()[-_LOG_SHOWN:].splitlines()[-6:])
 
 
-@dataclass(slots=True)
-class Context:
-    """Settings of the checks. Only the check "record" writes ``recording``."""
-
-    quick: bool
-    is_slow: bool  # a full-size model without an accelerator
-    has_accelerator: bool
-    recording: Recording = field(default_factory=Recording)
-
-
-ServerCheck = Callable[[Server, Context], Awaitable[Found]]
+ServerCheck = Callable[[Server], Awaitable[Found]]
