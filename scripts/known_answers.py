@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from chorale.harmony.vocab import export_vocabulary
-from chorale.measure.selfcheck.device.answers import LAST, SCALES
+from chorale.measure.selfcheck.device.logprobs import LAST, SCALES
 from chorale.measure.selfcheck.recorded import KNOWN_ANSWERS
 from chorale.measure.selfcheck.serving.harmony import KNOWN_TOKENS
 from chorale.model.demo import ensure_demo

@@ -15,7 +15,7 @@ CHECKS = (
     Check("values", "device", "device.files", 600,
           "no parameter is NaN, infinite, absurdly large or constant, no scale is NaN, no file has holes",
           f"{_AGAIN}; if it was converted, convert it again", quick=False),
-    Check("answers", "device", "device.answers", 180,
+    Check("answers", "device", "device.logprobs", 180,
           "the model's code, on the demo's weights, gives the same log-probabilities as transformers",
           "delete the demo's folder in ~/.cache/chorale (it is created again), or reinstall: "
           + install_hint()),

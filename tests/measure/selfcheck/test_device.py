@@ -20,9 +20,8 @@ from chorale.kernels.reference.sampling import sampling as reference_sampling
 from chorale.kernels.reference.sampling.sampling import ReferenceSampler
 from chorale.measure.selfcheck.check import Failed
 from chorale.measure.selfcheck.device import sampling as sampling_check
-from chorale.measure.selfcheck.device.answers import check_answers
 from chorale.measure.selfcheck.device.kernels import check_kernels
-from chorale.measure.selfcheck.device.logprobs import check_logprobs, named_tokens
+from chorale.measure.selfcheck.device.logprobs import check_answers, check_logprobs, named_tokens
 from chorale.measure.selfcheck.device.machine import open_machine
 from chorale.measure.selfcheck.device.reference import Reference
 from chorale.measure.selfcheck.device.sampling import check_sampling
@@ -72,8 +71,7 @@ def test_the_reference_layer_by_layer_equals_the_whole_model(layout: str, tmp_pa
     expected = torch.cat([runner.run(ids) for ids in tokens]).log_softmax(-1)
     reference = Reference(machine)
     with torch.inference_mode():
-        x = reference.run(torch.cat([reference.embedded(ids) for ids in tokens]), lengths)
-        found = reference.logprobs(x, machine.read("head"))
+        found = reference.logprobs(torch.cat(reference.run(tokens)), machine.read("head"))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 

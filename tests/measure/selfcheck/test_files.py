@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from chorale.measure.selfcheck.check import Failed, Skipped
-from chorale.measure.selfcheck.device import answers, files
+from chorale.measure.selfcheck.device import files, logprobs
 from chorale.model.config_writer import make_config
 from chorale.model.demo import ensure_demo
 from chorale.testing.checkpoint_writer import write_random_checkpoint
@@ -21,13 +21,13 @@ from tests.support.selfcheck import machine_of
 
 # Fault planted in a copy of the demo -> the checks that detect it.
 SEEN = {
-    "expert_scale": (files.check_checksums, answers.check_answers),
-    "sink_left_out": (files.check_checksums, answers.check_answers, files.check_values),
-    "window_one_less": (files.check_shapes, answers.check_answers),
-    "no_concentration": (files.check_shapes, answers.check_answers),
-    "half_swapped": (files.check_checksums, answers.check_answers),
-    "rank_half_swapped": (files.check_checksums, answers.check_answers),
-    "bias_dropped": (files.check_checksums, answers.check_answers, files.check_values),
+    "expert_scale": (files.check_checksums, logprobs.check_answers),
+    "sink_left_out": (files.check_checksums, logprobs.check_answers, files.check_values),
+    "window_one_less": (files.check_shapes, logprobs.check_answers),
+    "no_concentration": (files.check_shapes, logprobs.check_answers),
+    "half_swapped": (files.check_checksums, logprobs.check_answers),
+    "rank_half_swapped": (files.check_checksums, logprobs.check_answers),
+    "bias_dropped": (files.check_checksums, logprobs.check_answers, files.check_values),
 }
 
 
@@ -40,7 +40,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_demo_passes_all_file_checks() -> None:
     machine = machine_of(ensure_demo())
-    for check in (files.check_shapes, files.check_checksums, files.check_values, answers.check_answers):
+    for check in (files.check_shapes, files.check_checksums, files.check_values, logprobs.check_answers):
         assert check(machine).detail
 
 
@@ -91,7 +91,7 @@ def test_files_without_published_hashes_skip_the_check(small: Path) -> None:
 
 
 def test_known_answers_use_the_demo_for_other_checkpoints(small: Path) -> None:
-    assert "equal those of transformers" in answers.check_answers(machine_of(small)).detail
+    assert "equal those of transformers" in logprobs.check_answers(machine_of(small)).detail
 
 
 def as_hub_cache(source: Path, folder: Path) -> Path:

@@ -21,7 +21,6 @@ from chorale.measure.selfcheck.check import Failed, Found
 from chorale.measure.selfcheck.device.machine import Machine
 from chorale.measure.selfcheck.device.reference import Reference
 from chorale.measure.steps import PagedSequences
-from chorale.model.weights import packed_layers
 
 _TOKENS, _FEW_TOKENS = 384, 160  # more than the window, so that it matters
 _ROWS, _FEW_ROWS = (1, 2, 8, 17, 64), (1, 6)
@@ -187,8 +186,8 @@ class _Pair:
                 self.compare("moe: norm", ahead, rms_norm(found, following.norm, eps), self._limit, what)
         return x + exact, None
 
-    def head(self, machine: Machine, x: torch.Tensor) -> None:
-        head, norm, eps = machine.read("head"), machine.read("final_norm").float(), machine.model.rms_norm_eps
+    def head(self, machine: Machine, norm: torch.Tensor, x: torch.Tensor) -> None:
+        head, eps = machine.read("head"), machine.model.rms_norm_eps
         packed = self._own.pack_head(head.to(machine.dtype))
         for rows in _HEAD_ROWS[: 2 if machine.is_slow else None]:
             index = torch.arange(rows, device=x.device) * (len(x) // rows)
@@ -215,14 +214,7 @@ def _run(machine: Machine) -> dict[str, _Worst]:
     indices = [index for index in dict.fromkeys([*edges, *range(length)]) if 0 <= index < length]
     decodes = [sequence.decodes(sorted(indices[:count])) for count in (_FEW_ROWS if few else _ROWS)]
     steps = [sequence.whole(), sequence.end(max(1, length // 3)), *decodes]
-    layers = packed_layers(
-        machine.folder,
-        config,
-        pair.ops,
-        device=machine.device,
-        dtype=machine.dtype,
-        fp8_activations=machine.fp8_activations,
-    )
+    layers = machine.layers(pair.ops, machine.dtype, fp8_activations=machine.fp8_activations)
     for number, layer in enumerate(layers):
         model, after = reference.one_layer(number, layer, x, length, pair.ops), []
         for step in steps:
@@ -230,7 +222,7 @@ def _run(machine: Machine) -> dict[str, _Worst]:
             after.append(model.hidden(ForwardBatch(step.tokens, step.tokens[:0], step.meta), [kv]))
         x = after[0]
     pair.where = "the output"
-    pair.head(machine, x)
+    pair.head(machine, reference.norm, x)
     lengths = [length for length in _LONG if length <= machine.max_model_len]
     for length in lengths[: 1 if machine.quick or machine.device.type == "cpu" else None]:
         _long_attention(machine, pair, model.shape, length)
@@ -261,10 +253,8 @@ def small(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 def _read(kv: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Returns k and v of some slots: [2, T, Nkv, D] float32."""
-    # torch cannot index e4m3.
-    octets = kv.view(torch.uint8) if kv.dtype.itemsize == 1 else kv
-    found = octets[slots // kv.shape[3], :, :, slots % kv.shape[3]].contiguous()
-    return found.view(kv.dtype).float().transpose(0, 1)
+    size = kv.shape[3]
+    return kv.float()[slots // size, :, :, slots % size].transpose(0, 1)
 
 
 def _even_choice(ids: torch.Tensor, num_experts: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from chorale.kernels.ops import Ops
 from chorale.measure.selfcheck.recorded import Recording
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
+from chorale.model.gpt_oss import LayerWeights
 from chorale.model.hub import resolve_model
+from chorale.model.weights import packed_layers
 from chorale.runtime.device import DTYPES, open_device
 from chorale.runtime.sizing.memory import SMALL_PARAMETERS
 from chorale.runtime.sizing.resolve import cpu_precision, default_threads, resolve
@@ -49,6 +52,14 @@ class Machine:
     def read(self, role: str) -> torch.Tensor:
         """Returns a tensor that belongs to no layer, in the file's dtype."""
         return self.checkpoint.read(None, role).to(self.device)
+
+    def layers(
+        self, ops: Ops, dtype: torch.dtype, *, fp8_activations: bool = False
+    ) -> Iterator[LayerWeights]:
+        """Yields the layers, packed by ``ops``."""
+        return packed_layers(
+            self.folder, self.model, ops, device=self.device, dtype=dtype, fp8_activations=fp8_activations
+        )
 
     def of(self, folder: Path) -> Machine:
         """Returns the same machine with another checkpoint."""

@@ -6,7 +6,7 @@ memory for one layer, packed as in the file, and for the hidden states.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +17,6 @@ from chorale.kernels.reference.moe import E4m3Inputs
 from chorale.measure.selfcheck.device.machine import Machine
 from chorale.measure.steps import PagedSequences
 from chorale.model.gpt_oss import GptOss, LayerWeights, Weights
-from chorale.model.weights import packed_layers
 
 _BLOCK_SIZE = 16
 _HEAD_ROWS = 16_384  # rows of the output matrix computed at once
@@ -33,13 +32,6 @@ class Reference:
         self.ops: Ops = select_ops("reference", str(machine.device))
         self.norm = machine.read("final_norm").float()
 
-    def layers(self) -> Iterator[LayerWeights]:
-        machine = self._machine
-        given = machine.folder, machine.model, self.ops
-        for layer in packed_layers(*given, device=machine.device, dtype=self._dtype):
-            is_e4m3 = self._rounded and machine.fp8_activations
-            yield replace(layer, experts=E4m3Inputs(layer.experts)) if is_e4m3 else layer
-
     def embedded(self, token_ids: Sequence[int]) -> torch.Tensor:
         table = self._machine.checkpoint.read(None, "embedding")
         return table[torch.tensor(token_ids)].float().to(self._machine.device)
@@ -51,14 +43,19 @@ class Reference:
         one = replace(config, num_hidden_layers=1, layer_types=kinds)
         return GptOss(one, Weights(x, (layer,), self.norm, None, 0), ops, most)
 
-    def run(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """Returns [T, H] after the last layer. ``x``: the embedded tokens of all sequences, concatenated."""
-        sequences = PagedSequences(lengths, _BLOCK_SIZE, self._machine.device)
-        kv, step = sequences.pool(self._machine.model, self._kv_dtype), sequences.whole()
+    def run(self, sequences: Sequence[Sequence[int]], scale: float = 1.0) -> list[torch.Tensor]:
+        """Returns [T, H] after the last layer for each sequence of token ids. ``scale``: factor of the
+        embedding."""
+        machine, lengths = self._machine, [len(ids) for ids in sequences]
+        paged = PagedSequences(lengths, _BLOCK_SIZE, machine.device)
+        kv, step = paged.pool(machine.model, self._kv_dtype), paged.whole()
         batch = ForwardBatch(step.tokens, step.tokens[:0], step.meta)
-        for number, layer in enumerate(self.layers()):
+        x = self.embedded([token for ids in sequences for token in ids]) * scale
+        for number, layer in enumerate(machine.layers(self.ops, self._dtype)):
+            if self._rounded and machine.fp8_activations:
+                layer = replace(layer, experts=E4m3Inputs(layer.experts))
             x = self.one_layer(number, layer, x, max(lengths), self.ops).hidden(batch, [kv])
-        return x
+        return [*x.split(lengths)]
 
     def logprobs(self, x: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
         """Returns [R, V] on the CPU. ``x``: [R, H] after the last layer. ``head``: the output matrix."""
