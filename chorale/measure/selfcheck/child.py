@@ -1,7 +1,7 @@
 """The checks of the device, in a child process: ``python -m chorale.measure.selfcheck.child``.
 
-The child reads an ``Order`` (msgpack) from standard input, and writes an ``Outcome``, a line of JSON, for
-each check. The parent kills it if a check takes too long, and it ends when the parent does.
+The child reads a ``Plan`` (msgpack) from standard input, and writes an ``Outcome``, a line of JSON, for each
+check. The parent kills it if a check takes too long, and it ends when the parent does.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import IO
 
 import msgspec
 
 from chorale.machine.processes import die_with_parent, module_command, settle_signals
 from chorale.measure.selfcheck.check import Check, Failed, Outcome, Plan, Skipped, outcome_of
-from chorale.measure.selfcheck.recorded import Order
-from chorale.measure.selfcheck.table import CHECKS
 
 _COMMAND = module_command("chorale.measure.selfcheck.child")
 _START_SECONDS = 120.0  # added to the first check's limit, to import torch and open the device
@@ -31,15 +30,15 @@ def device_outcomes(checks: Sequence[Check], plan: Plan) -> Iterator[Check | Out
     fails, and the remaining checks run in a new process."""
     rest = list(checks)
     while rest:
-        names = [check.name for check in rest]
-        order = Order(os.getpid(), plan.config, names, plan.quick, plan.recording)
+        order = replace(plan, checks=rest, serve_arguments=(), api_key=None)  # no secrets
         with tempfile.TemporaryFile() as log, tempfile.TemporaryFile() as given:
             given.write(msgspec.msgpack.encode(order))
             given.seek(0)
             # In a new session, so that Ctrl-C reaches only this process. Unbuffered, for ``select``.
             process = subprocess.Popen(
-                _COMMAND, stdin=given, stdout=subprocess.PIPE, stderr=log, start_new_session=True, bufsize=0
-            )
+                (*_COMMAND, str(os.getpid())), stdin=given, stdout=subprocess.PIPE, stderr=log,
+                start_new_session=True, bufsize=0,
+            )  # fmt: skip
             try:
                 slack = _START_SECONDS
                 while rest:
@@ -70,18 +69,18 @@ def _next_outcome(process: subprocess.Popen[bytes], log: IO[bytes], seconds: flo
     raise Failed(f"its process ended ({code}): {tail}")
 
 
-def _outcomes(order: Order) -> Iterator[Outcome]:
+def _outcomes(plan: Plan) -> Iterator[Outcome]:
     """Opens the device and the checkpoint in the first check. If that fails, the others are skipped."""
     from chorale.measure.selfcheck.device.machine import open_machine  # imports torch
 
     machine, fault = None, ""
-    for check in (check for check in CHECKS if check.name in order.checks):
+    for check in plan.checks:
         begin = time.perf_counter()
         try:
             if fault:
                 raise Skipped(f"the checkpoint or the device cannot be opened: {fault}")
             if machine is None:
-                machine = open_machine(order.config, quick=order.quick, recording=order.recording)
+                machine = open_machine(plan.config, quick=plan.quick, recording=plan.recording)
             yield outcome_of(check.name, check.function(machine), begin)
         except Exception as error:
             fault = fault or ("" if machine is not None else str(error).partition("\n")[0])
@@ -89,12 +88,12 @@ def _outcomes(order: Order) -> Iterator[Outcome]:
 
 
 def main() -> int:
-    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
-    die_with_parent(order.parent_pid)
+    die_with_parent(int(sys.argv[1]))
     settle_signals()
+    plan = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Plan)
     with os.fdopen(os.dup(1), "w", buffering=1) as report, contextlib.suppress(BrokenPipeError):
         os.dup2(2, 1)  # output of libraries goes to standard error
-        for outcome in _outcomes(order):
+        for outcome in _outcomes(plan):
             report.write(msgspec.json.encode(outcome).decode() + "\n")
     return 0
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from chorale.config.engine import EngineConfig
-
 # Token ids of texts, with log-probabilities computed by transformers (``scripts/known_answers.py``). The last
 # text is English prose.
 KNOWN_ANSWERS = Path(__file__).with_name("demo_answers.json")
@@ -42,13 +40,3 @@ class Draw(msgspec.Struct, frozen=True):
 class Recording(msgspec.Struct):
     sequences: list[Sequence] = []
     draws: list[Draw] = []
-
-
-class Order(msgspec.Struct, frozen=True):
-    """An order to the child process. ``checks``: names of the checks to run, in order."""
-
-    parent_pid: int
-    config: EngineConfig
-    checks: list[str]
-    quick: bool
-    recording: Recording
