@@ -261,7 +261,7 @@ def test_a_pool_beyond_the_memory_is_refused(hardware: Hardware, asked: dict[str
 
 
 def test_a_pool_without_blocks_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="the pool has 0"):
+    with pytest.raises(ConfigError, match="the weights leave no memory"):
         decide(OSS_120B, cpu(16))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chorale.config.engine import VALID_SIZES, EngineConfig
 from chorale.engine.types import CacheGroup
@@ -15,14 +15,16 @@ from chorale.runtime.sizing.memory import GIB, KvGeometry, gib
 
 CPU_SHARE = 0.25  # share of the memory left after the weights: a CPU host has other work
 CPU_MOST = 16 * GIB
+LITTLE_CONTEXT = 4096  # tokens: less is a short chat, and is reported
 CPU_TOKENS = 4096  # tokens per row; a CPU is too slow for all rows to be longer at the same time
 NOTABLE = GIB  # less memory held by other processes on a GPU is not reported
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """``missing``: bytes by which weights and activations exceed the budget. ``is_shared``: memory of other
-    processes limited the size."""
+    """``missing``: bytes by which weights and activations exceed the budget, or, for a requested size on a CPU,
+    by which they and the pool exceed the free memory. ``is_shared``: memory of other processes was the limit.
+    """
 
     num_blocks: int
     reason: str
@@ -54,7 +56,10 @@ def size_pool(config: EngineConfig, hardware: Hardware, request: PoolRequest) ->
     asked = _asked_size(config, per_block)
     if asked is not None:
         _check_memory(asked, per_block, hardware)
-        return asked
+        if hardware.kind != "cpu":
+            return asked
+        wanted = request.fixed + asked.num_blocks * per_block
+        return replace(asked, missing=max(wanted - hardware.free_bytes, 0))
     budget, reason, is_shared = _budget(config, hardware, request.fixed)
     blocks = max(budget, 0) // per_block
     length = min(request.max_model_len, CPU_TOKENS if hardware.kind == "cpu" else request.max_model_len)
@@ -101,7 +106,7 @@ def _budget(config: EngineConfig, hardware: Hardware, fixed: int) -> tuple[int, 
     free, total = hardware.free_bytes, hardware.total_bytes
     if hardware.kind == "cpu":
         room = free - fixed
-        share = min(int(room * CPU_SHARE), CPU_MOST)
+        share = min(int(room * CPU_SHARE), CPU_MOST) if room > 0 else room
         reason = f"{CPU_SHARE:.0%} of the {gib(room)} left beside the weights, at most {gib(CPU_MOST)}"
         return share, reason, False
     part = config.gpu_memory_utilization
@@ -145,6 +150,8 @@ def check_one_fits(
     others = who_holds(hardware)
     if hardware.kind != "cpu" and (size.missing or (size.is_shared and others)):
         raise ConfigError(_no_room(config, size, needed * per_block, request.fixed, hardware, others))
+    if hardware.kind == "cpu" and _asked_size(config, per_block) is None and size.num_blocks < 2:
+        raise ConfigError(_no_room_on_cpu(size, request, hardware))
     missing = gib((needed - size.num_blocks) * per_block)
     ways = _ways_to_fit(config, needed, per_block, kv_dtype, hardware)
     fits = request.geometry.tokens_in(size.num_blocks)
@@ -179,6 +186,17 @@ def _no_room(
     )
 
 
+def _no_room_on_cpu(size: PoolSize, request: PoolRequest, hardware: Hardware) -> str:
+    """Returns the error for a CPU whose free memory holds the weights and activations, and nothing more."""
+    length = min(LITTLE_CONTEXT, request.max_model_len)
+    pool = request.geometry.blocks_for(length) * request.geometry.bytes_per_block
+    more = size.missing + int(pool / CPU_SHARE)
+    text = f"the weights leave no memory for context: {gib(more)} more are needed for {length:,} tokens"
+    if hardware.free_bytes + more > hardware.total_bytes:
+        return f"{text}, and this machine has only {gib(hardware.total_bytes)}"
+    return f"{text}; close other programs"
+
+
 def _ways_to_fit(
     config: EngineConfig, needed: int, per_block: int, kv_dtype: str, hardware: Hardware
 ) -> list[str]:
@@ -191,6 +209,6 @@ def _ways_to_fit(
         ways.append("a larger --gpu-memory-utilization")
     if kv_dtype == "float32":
         ways.append(f"--kv-cache-dtype bfloat16 (saves {gib(total // 2)})")
-    if kv_dtype == "bfloat16" and not hardware.decodes_experts:
+    if kv_dtype == "bfloat16" and hardware.kind != "cpu" and not hardware.decodes_experts:
         ways.append(f"--kv-cache-dtype fp8 (saves {gib(total // 2)}, less exact)")
     return ways

@@ -27,7 +27,14 @@ from chorale.runtime.sizing.graph_sizes import (
     context_sizes,
     row_sizes,
 )
-from chorale.runtime.sizing.kv_pool import PoolRequest, check_one_fits, check_rows, size_pool, who_holds
+from chorale.runtime.sizing.kv_pool import (
+    LITTLE_CONTEXT,
+    PoolRequest,
+    check_one_fits,
+    check_rows,
+    size_pool,
+    who_holds,
+)
 from chorale.runtime.sizing.memory import (
     CUDA_RESERVE,
     SMALL_PARAMETERS,
@@ -88,6 +95,7 @@ class Resolved:
     drafts: DraftMemory | None = None  # memory of the draft head; None: no head
     host_tier: HostTierSizes | None = None  # the host memory tier; None: no tier
     int8: bool = False  # dense weights are rounded to 8 bits
+    missing: int = 0  # bytes by which weights and a requested pool exceed a CPU's free memory
 
     @property
     def has_head(self) -> bool:
@@ -171,7 +179,9 @@ def resolve(
         fixed += host_tier.device_bytes + (host_tier.host_bytes if hardware.kind == "cpu" else 0)
     if hardware.kind != "cpu":
         fixed += _device_bytes(config, model, part, hardware, step, graph_rows, dtype)
-    longest, num_blocks = _pool(config, model, hardware, decide, geometry, kv_dtype, step.seqs, fixed)
+    longest, num_blocks, missing = _pool(
+        config, model, hardware, decide, geometry, kv_dtype, step.seqs, fixed
+    )
     async_scheduling = _async_scheduling(config, decide, can_overlap)
     return Resolved(
         limits=_limits(config, model, hardware, step, num_blocks, longest, async_scheduling, host_tier),
@@ -187,6 +197,7 @@ def resolve(
         notes=tuple(decide.notes),
         host_tier=host_tier,
         int8=precision == "int8",
+        missing=missing,
     )
 
 
@@ -360,9 +371,9 @@ def _pool(
     kv_dtype: str,
     seqs: int,
     fixed: int,
-) -> tuple[int, int]:
-    """Return (max_model_len, num_blocks). The model's maximum is reduced to the pool's capacity; a requested
-    length is not.
+) -> tuple[int, int, int]:
+    """Return (max_model_len, num_blocks, missing bytes). The model's maximum is reduced to the pool's
+    capacity; a requested length is not.
     """
     wanted = config.max_model_len or model.max_position_embeddings
     request = PoolRequest(geometry, seqs, wanted, fixed)
@@ -376,6 +387,8 @@ def _pool(
             f"max_model_len is {fits} instead of the model's {wanted}: the KV pool holds no more "
             f"({size.num_blocks} blocks of {geometry.block_size} tokens, {size.reason})"
         )
+        if fits < LITTLE_CONTEXT:
+            decide.note(f"{fits:,} tokens of context are enough for a short chat only; free some memory")
         decide.pick("max_model_len", None, fits, "limited by the KV pool")
         wanted = fits
     else:
@@ -383,7 +396,11 @@ def _pool(
         decide.pick("max_model_len", asked, wanted, "the model's maximum")
     memory = gib(size.num_blocks * geometry.bytes_per_block)
     decide.pick("num_blocks", config.num_gpu_blocks_override, size.num_blocks, f"{memory}, {size.reason}")
-    return wanted, size.num_blocks
+    if size.missing:
+        decide.notes.append(
+            f"weights and KV pool exceed the free memory by {gib(size.missing)}: {size.reason}"
+        )
+    return wanted, size.num_blocks, size.missing
 
 
 def _async_scheduling(config: EngineConfig, decide: _Decider, can_overlap: bool) -> bool:

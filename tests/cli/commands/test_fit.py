@@ -308,3 +308,23 @@ def test_idle_gpus_and_ways_that_do_not_fit_are_shown(capsys: pytest.CaptureFixt
 def test_impossible_ways_are_refused(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = fit(line, capsys)
     assert (code, words in shown) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("free", "options", "code", "words"),
+    [(14, "", 0, "fits\n"), (12.7, "", 0, "fits, but only with "), (11.8, "", 1, "close other programs"),
+     (12.45, "--kv-cache-memory-bytes 3G", 1, "exceed the free memory by"),
+     (15.6, "--kv-cache-memory-bytes 3G", 0, "fits\n"), (12.7, "--max-model-len 1024", 0, "fits\n"),
+     (14, "--kv-cache-dtype fp8", 1, "does not support an fp8 KV cache")],
+)  # fmt: skip
+@pytest.mark.skipif(library().functions is None, reason="the CPU kernels are not built")
+def test_a_laptop_with_little_free_memory(
+    free: float, options: str, code: int, words: str,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("chorale.cli.commands.machine.fit.total_memory", lambda: 16 * 2**30)
+    monkeypatch.setattr("chorale.cli.commands.machine.fit.available_memory", lambda: int(free * 2**30))
+    found, shown = fit(f"gpt-oss-20b --device cpu {options}", capsys)
+    assert (found, words in shown) == (code, True), shown
+    assert "another GPU" not in shown
+    assert "-0." not in shown

@@ -20,6 +20,7 @@ from chorale.machine.gpus import MODELS, GpuModel, find_gpus, hardware_of, is_gp
 from chorale.machine.hardware import Hardware, available_memory, check_gpus, cpu_count, total_memory
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
+from chorale.runtime.sizing.kv_pool import LITTLE_CONTEXT
 from chorale.runtime.sizing.memory import gib, token_bytes, weight_bytes
 from chorale.runtime.sizing.resolve import Resolved, cpu_precision, resolve, share_of_first
 
@@ -180,8 +181,9 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuM
     precision = precision_of_kernels(settings.engine, model) if hardware.kind == "cpu" else None
     try:
         resolved = resolve(
-            settings.engine, model, hardware, can_overlap=on_gpu, can_capture=on_gpu, precision=precision
-        )
+            settings.engine, model, hardware, can_overlap=on_gpu, can_capture=on_gpu,
+            supports_fp8_kv=precision is None, precision=precision,
+        )  # fmt: skip
     except ConfigError as error:
         weights = weight_bytes(
             rank_share(settings, model), "bfloat16", decoded=decoded, int8=precision == "int8"
@@ -192,10 +194,15 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuM
             print(f"remedy    {found}")
         return 1
     share = rank_share(settings, model)
-    show(share, resolved, decoded=decoded)
+    show(share, resolved, decoded=decoded, on_cpu=hardware.kind == "cpu")
     if gpu is not None:
         show_gpu(share, resolved, gpu)
-    print("fits")
+    if resolved.missing:
+        print(f"does not fit: weights and KV pool exceed the free memory by {gib(resolved.missing)}")
+        return 1
+    longest = resolved.limits.max_model_len
+    is_short = longest < min(LITTLE_CONTEXT, settings.engine.max_model_len or model.max_position_embeddings)
+    print(f"fits, but only with {longest:,} tokens of context" if is_short else "fits")
     return 0
 
 
@@ -223,7 +230,7 @@ def rank_share(settings: Settings, model: ModelConfig) -> ModelConfig:
         return model
 
 
-def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False) -> None:
+def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False, on_cpu: bool = False) -> None:
     limits, geometry = resolved.limits, resolved.geometry
     tokens = geometry.tokens_in(limits.num_blocks)
     full = limits.num_blocks // geometry.blocks_for(limits.max_model_len)
@@ -246,7 +253,9 @@ def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False) -> No
         )
     longest = f"{limits.max_model_len:,} tokens"
     print(f"requests  {full:,} at once of the maximum {longest}, or {short:,} of 2,048 tokens")
-    if full < 2 and short < min(ENOUGH, limits.max_num_seqs):
+    if on_cpu and full < 2:
+        print("advice    for more context: close other programs, or set --kv-cache-memory-bytes")
+    elif full < 2 and short < min(ENOUGH, limits.max_num_seqs):
         halves = (
             "--kv-cache-dtype fp8, which holds twice as much, or " if resolved.kv_dtype == "bfloat16" else ""
         )
