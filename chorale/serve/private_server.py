@@ -122,6 +122,14 @@ def _show(text: str) -> None:
     sys.stderr.flush()
 
 
+def _why_ended(started: PrivateProcess) -> ChoraleError:
+    """Returns the server's own message if the configuration is invalid; otherwise the log."""
+    _, found, message = started.output().rpartition("chorale: error: ")
+    if started.process.returncode == 2 and found:
+        return ConfigError(message)
+    return ChoraleError(f"the server exited during start-up:\n{started.output()}")
+
+
 def wait_until_healthy(
     client: Client, started: PrivateProcess, seconds: float = math.inf, pause: float = 0.1
 ) -> None:
@@ -132,7 +140,7 @@ def wait_until_healthy(
     shown, deadline = "", time.monotonic() + seconds
     while time.monotonic() < deadline:
         if started.process.poll() is not None:
-            raise ChoraleError(f"the server exited during start-up:\n{started.output()}")
+            raise _why_ended(started)
         response = None
         if started.socket.exists():  # httpx2 leaks the socket of a failed connection
             with contextlib.suppress(httpx2.HTTPError):

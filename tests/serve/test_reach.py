@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from chorale.errors import ConfigError
 from chorale.serve import private_server
 from chorale.serve.private_server import reach
 
@@ -48,3 +49,11 @@ def test_a_server_that_loads_its_model_is_waited_for(
         assert endpoint.base_url == address
     assert statuses == []
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_an_invalid_configuration_is_told_once_without_the_log() -> None:
+    with pytest.raises(ConfigError) as refused, reach(None, None, ["demo", "--max-num-seqs", "0"]):
+        pass
+    assert "--max-num-seqs" in refused.value.message
+    assert "error:" not in refused.value.message
+    assert "\n" not in refused.value.message
