@@ -22,8 +22,8 @@ NOTABLE = GIB  # less memory held by other processes on a GPU is not reported
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """``missing``: bytes by which weights and activations exceed the budget, or, for a requested size on a CPU,
-    by which they and the pool exceed the free memory. ``is_shared``: memory of other processes was the limit.
+    """``missing``: bytes by which weights and activations exceed the budget, or, for a requested size on a
+    CPU, they and the pool the free memory. ``is_shared``: memory of other processes limited the size.
     """
 
     num_blocks: int
