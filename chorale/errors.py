@@ -9,6 +9,7 @@ Source of the wire form: ``{"error": {"message", "type", "param", "code"}}`` wit
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 
@@ -19,7 +20,9 @@ def install_hint(extra: str = "") -> str:
     """
     chosen = f"[{extra}]" if extra else ""
     source = f"'.{chosen}'" if extra else "."
-    return f"pip install {source} in a checkout of Chorale, or its wheel as 'FILE.whl{chosen}'"
+    # Without -e, pip would replace an installation that uses the checkout, such as that of "make serve".
+    edit = "-e " if (Path(__file__).parents[1] / "pyproject.toml").exists() else ""
+    return f"pip install {edit}{source} in a checkout of Chorale, or its wheel as 'FILE.whl{chosen}'"
 
 
 def evals_hint() -> str:

@@ -83,8 +83,8 @@ def test_the_hint_names_extras_that_exist_and_is_the_only_one_in_the_code() -> N
             assert not re.search(r"""pip install ["']?\.""", source), path
     assert set(calls) >= {"otel", "postgres", "python-tool", "ray", "s3"}
     assert set(calls) <= set(extras)
-    assert install_hint("ray").startswith("pip install '.[ray]' ")
-    assert install_hint().startswith("pip install . ")
+    assert install_hint("ray").startswith("pip install -e '.[ray]' ")
+    assert install_hint().startswith("pip install -e . ")
 
 
 def test_the_project_names_itself_as_it_is_published() -> None:

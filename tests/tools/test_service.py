@@ -155,7 +155,7 @@ def test_a_missing_sandbox_is_reported_without_an_error(monkeypatch: pytest.Monk
     found = run(probe_tools(ToolConfig(servers=("demo",)), {}))
     assert "browser" in found.available
     for part in (
-        "pip install '.[python-tool]'",
+        "pip install -e '.[python-tool]'",
         "bubblewrap: bwrap is not installed (apt install bubblewrap)",
     ):
         assert part in found.missing["python"]
