@@ -62,7 +62,7 @@ failed() {
 }
 
 with_uv() {
-    echo "Installing Chorale and PyTorch with uv (a minute or two the first time) ..."
+    echo "Installing Chorale and PyTorch with uv (1 to 3 minutes the first time) ..."
     install="uv pip install --python $venv/bin/python"
     all $install --torch-backend=auto && return
     if grep -q download.pytorch.org "$log"; then
@@ -73,7 +73,7 @@ with_uv() {
 }
 
 with_pip() {
-    echo "Installing Chorale and PyTorch with pip (a minute or two the first time) ..."
+    echo "Installing Chorale and PyTorch with pip (1 to 3 minutes the first time) ..."
     "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$venv/bin/python" -m ensurepip >/dev/null
     # pip compiles to byte code on one core; compileall below uses all of them.
     install="$venv/bin/python -m pip --disable-pip-version-check install --no-compile --progress-bar off"
