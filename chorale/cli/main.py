@@ -53,8 +53,15 @@ COMMANDS = {
         "write the demo model to a folder, as a checkpoint",
     ),
 }
-# Commands of Ollama -> ours.
-OLLAMA = {"download": "pull", "ls": "list", "models": "list", "ps": "list", "start": "serve"}
+# Commands of Ollama -> what does the same here.
+OLLAMA = {
+    "download": "chorale pull",
+    "ls": "chorale list",
+    "models": "chorale list",
+    "ps": "curl http://localhost:8000/v1/models",
+    "rm": "rm -r ~/.cache/huggingface/hub/models--openai--gpt-oss-20b",
+    "start": "chorale serve",
+}
 
 
 def unsupported(system: str) -> str | None:
@@ -111,7 +118,7 @@ def _dispatch(command: str, rest: list[str]) -> int:
         from chorale.config.options.suggestions import subcommand
 
         if command in OLLAMA:
-            return _fail(f"unknown command {command!r}; the same here is: chorale {OLLAMA[command]}", 2)
+            return _fail(f"unknown command {command!r}; the same here is: {OLLAMA[command]}", 2)
         return _fail(subcommand(command, COMMANDS, "command", "chorale --help lists the commands").message, 2)
     if (why := unsupported(platform.system())) is not None:
         return _fail(why, 2)

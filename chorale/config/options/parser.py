@@ -21,6 +21,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             prog, usage=usage, description=description, formatter_class=Formatter, allow_abbrev=False
         )
+        self.hints: dict[str, str] = {}  # unknown option -> what to use instead
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parses a command line with options that may be abbreviated."""
@@ -35,7 +36,8 @@ class Parser(argparse.ArgumentParser):
         given, rest = self.parse_known_args(args, namespace)
         for token in rest:
             if token.startswith("--"):
-                raise ConfigError(unknown_option(token.partition("=")[0], self.option_names))
+                name = token.partition("=")[0]
+                raise ConfigError(unknown_option(name, self.option_names) + self.hints.get(name, ""))
         if rest:
             self.error(f"unexpected arguments: {' '.join(rest)}")
         return given

@@ -22,6 +22,7 @@ def parser(command: str, what: str) -> Parser:
     )
     options.add_argument("model", nargs="?", help="model of a private server: folder, hub id or demo")
     options.add_argument("--url", help="OpenAI-compatible server, for example http://localhost:8000/v1")
+    options.hints["--port"] = "; name the server with --url http://localhost:PORT"
     options.add_argument("--model-name", help="model name at that server")
     options.add_argument("--api-key", help="API key (prefer CHORALE_API_KEY)")
     options.add_argument("--temperature", type=float, help="0 is greedy (default: the checkpoint's)")

@@ -76,7 +76,10 @@ class Session:
         }  # fmt: skip
 
     def loop(self) -> int:
-        print(f"Chatting with {self._model} on {self._client.endpoint.where}.")
+        endpoint = self._client.endpoint
+        is_fallback = endpoint.socket is not None and not self._given.model
+        why = " (no server at localhost:8000; --url names another)" if is_fallback else ""
+        print(f"Chatting with {self._model} on {endpoint.where}{why}.")
         print("/help lists the commands. Ctrl-C stops an answer, Ctrl-D ends the chat.")
         for line in map(str.strip, typed_lines()):
             if _is_command(line):
