@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from chorale.errors import unsupported_content
+from chorale.errors import invalid, unsupported_content
 
 _DATA_URL = re.compile(r"data:(?P<type>[\w.+/-]*)(?:;[\w=.+-]+)*;base64,", re.ASCII)
 _PIECE = 2**20  # characters, a multiple of four
@@ -26,12 +26,17 @@ def inline_file(file: Mapping[str, Any], path: str, kind: str) -> str:
     data = file.get("file_data")
     if not isinstance(data, str):
         raise unsupported_content(
-            path, f"parts of type {kind!r} need file_data: ids and URLs are not fetched"
+            path,
+            f"parts of type {kind!r} need file_data: URLs are not fetched, and uploaded files (file_id) "
+            "serve batches only",
         )
     try:
         text = _from_base64(_without_prefix(data)).decode("utf-8-sig")
-    except (binascii.Error, ValueError):
+    except UnicodeDecodeError:
         text = "\x00"
+    except (binascii.Error, ValueError):
+        step = ".file" if kind == "file" else ""
+        raise invalid(f"{path}{step}.file_data", "not valid base64") from None
     if "\x00" in text:
         raise unsupported_content(
             path, f"the {kind!r} is not a text file; the model takes text only (base64 of UTF-8)"
@@ -56,7 +61,7 @@ class PdfPart(NamedTuple):
         try:
             return _from_base64(_without_prefix(self.file["file_data"]))
         except (binascii.Error, ValueError):
-            raise unsupported_content(self.param.rpartition(".")[0], "file_data is not base64") from None
+            raise invalid(self.param, "not valid base64") from None
 
     def become(self, text: str) -> None:
         """Turns the part into one with the file's name and ``text``."""

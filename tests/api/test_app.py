@@ -172,6 +172,9 @@ async def test_unknown_paths_are_404_and_wrong_methods_405() -> None:
         unknown = await call(server.port, "GET", "/v1/nothing")
         assert (unknown.status, unknown.code) == (404, "unknown_url")
         assert unknown.json["error"]["type"] == "invalid_request_error"
+        assert "base URL" not in unknown.json["error"]["message"]
+        for path, ending in (("/responses", "must end in /v1"), ("/v1/v1/responses", "must not end in /v1")):
+            assert ending in (await call(server.port, "POST", path)).json["error"]["message"]
         wrong = await call(server.port, "DELETE", "/tokenize")
         assert (wrong.status, wrong.code) == (405, "method_not_allowed")
         assert wrong.headers["allow"] == "POST"

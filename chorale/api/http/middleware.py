@@ -242,6 +242,12 @@ class Routes(Router):
 
 async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
     """Handles requests that match no route."""
+    path = scope["path"][:200]
+    hint = ""
+    if path.startswith("/v1/v1/"):
+        hint = " The client adds /v1 itself: its base URL must not end in /v1."
+    elif not path.startswith("/v1/"):
+        hint = " The base URL of an OpenAI client must end in /v1."
     raise NotFoundError(
-        f"Unknown request URL: {scope['method']} {scope['path'][:200]}. See /docs.", code="unknown_url"
+        f"Unknown request URL: {scope['method']} {path}.{hint} See /docs.", code="unknown_url"
     )

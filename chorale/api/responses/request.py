@@ -179,14 +179,15 @@ class ResponsesRequest(StructuredFields):
 def parse_request(data: dict[str, Any], *, needs_input: bool = True) -> ResponsesRequest:
     """Validates a body. Raises ``RequestError`` that names the invalid field."""
     request = parse(ResponsesRequest, data, HARMLESS, REFUSED)
-    _check(request, needs_input)
+    continues = request.previous_response_id is not None or request.conversation is not None
+    if needs_input and not request.input and not continues:
+        hint = "; `messages` belongs to /v1/chat/completions" if "messages" in data else ""
+        raise RequestError(f"'input' is required{hint}", param="input", code="missing_required_parameter")
+    _check(request)
     return request
 
 
-def _check(request: ResponsesRequest, needs_input: bool) -> None:
-    continues = request.previous_response_id is not None or request.conversation is not None
-    if needs_input and not request.input and not continues:
-        raise RequestError("'input' is required", param="input", code="missing_required_parameter")
+def _check(request: ResponsesRequest) -> None:
     if request.previous_response_id is not None and request.conversation is not None:
         raise RequestError(
             "'previous_response_id' and 'conversation' cannot be used together",

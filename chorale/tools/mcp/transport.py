@@ -79,7 +79,9 @@ async def _sent(client: httpx2.AsyncClient, request: httpx2.Request) -> Any:
     try:
         response = await client.send(request, stream=True)
     except AddressRefused as error:
-        raise McpError(f"{error}: the MCP server is not contacted") from None
+        raise McpError(
+            f"{error}: the MCP server is not contacted (chorale serve --tool-allow-private-hosts allows it)"
+        ) from None
     except httpx2.TimeoutException:
         raise McpError(f"{request.url.host} did not answer in time") from None
     except httpx2.HTTPError as error:

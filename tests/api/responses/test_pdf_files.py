@@ -87,4 +87,4 @@ async def test_without_pypdf_the_error_says_how_to_install_it(monkeypatch: pytes
 async def test_invalid_base64_is_refused(data: str) -> None:
     async with served(playing(FINAL + "ok<|return|>")) as server:
         status, answer = await server.post(input=message({**PART, "file_data": data}))
-    assert (status, answer["error"]["code"]) == (400, "unsupported_content_type")
+    assert (status, answer["error"]["code"]) == (400, "invalid_value")

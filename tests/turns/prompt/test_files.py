@@ -31,7 +31,6 @@ def test_a_text_file_is_read_with_its_name(data: str) -> None:
         {"file_id": "f"},
         {"file_url": "http://x"},
         {"file_data": 5},
-        {"file_data": "no base64!"},
         {"file_data": base64.b64encode(b"%PDF-1.4\n\xff\xfe").decode()},
         {"file_data": base64.b64encode(b"a\x00b").decode()},
     ],
@@ -41,6 +40,13 @@ def test_other_files_are_refused(file: dict[str, Any]) -> None:
         inline_file(file, "input[0].content[1]", "input_file")
     assert caught.value.param == "input[0].content[1].type"
     assert caught.value.code == "unsupported_content_type"
+
+
+@pytest.mark.parametrize("data", ["no base64!", "YWJj=YWJj", "data:text/plain;base64,a"])
+def test_a_file_that_is_not_base64_is_refused_as_such(data: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        inline_file({"file_data": data}, "input[0].content[1]", "input_file")
+    assert (caught.value.param, caught.value.code) == ("input[0].content[1].file_data", "invalid_value")
 
 
 def test_files_are_read_in_chat_and_responses() -> None:
