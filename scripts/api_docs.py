@@ -8,11 +8,13 @@ A table is between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -47,10 +49,7 @@ def fields_table(
     echoed: Mapping[str, str] = {},
 ) -> str:
     """Returns a table of the fields of one endpoint, grouped by how they are treated."""
-    groups: dict[str, list[str]] = {"honoured": []}
-    for name in model.model_fields:
-        if name not in echoed and name not in refused:
-            groups["honoured"].append(name)
+    groups: dict[str, list[str]] = {}
     reasons = [(name, f"kept and echoed: {reason}") for name, reason in echoed.items()]
     reasons += [(n, f"accepted without effect: {why}") for n, why in harmless.items() if n not in echoed]
     reasons += [(name, f"refused (400): {refusal.reason}") for name, refusal in refused.items()]
@@ -58,7 +57,39 @@ def fields_table(
         groups.setdefault(treatment, []).append(name)
     rows = ["| treatment | fields |", "|---|---|"]
     rows += [f"| {treatment} | {', '.join(f'`{n}`' for n in names)} |" for treatment, names in groups.items()]
+    honoured = sorted(name for name in model.model_fields if name not in echoed and name not in refused)
+    return honoured_table(model, honoured) + "\n" + "\n".join(rows) + "\n"
+
+
+def honoured_table(model: type[BaseModel], names: list[str]) -> str:
+    """Returns a table with type, default and meaning of each honoured field."""
+    schema = model.model_json_schema()
+    rows = ["| honoured field | type | default | meaning |", "|---|---|---|---|"]
+    for name in names:
+        field = schema["properties"][name]
+        default = f"`{json.dumps(field['default'])}`" if field.get("default") is not None else "none"
+        if name in schema.get("required", ()):
+            default = "required"
+        elif default == "none" and name in limits.LIMITS:
+            default = limits.LIMITS[name].default
+        elif "$ref" in field or field.get("type") == "array":
+            default = "none"  # of the form {"effort": null}
+        rows.append(f"| `{name}` | {type_of(field)} | {default} | {field['description']} |")
     return "\n".join(rows) + "\n"
+
+
+def type_of(field: Mapping[str, Any]) -> str:
+    """Returns the type of a field in words, without null."""
+    if "anyOf" in field:
+        types = dict.fromkeys(type_of(each) for each in field["anyOf"] if each.get("type") != "null")
+        return " or ".join(types)
+    if len(field.get("enum", "")) in range(1, 5):
+        return " or ".join(f"`{value}`" for value in field["enum"])
+    if field.get("type") == "array":
+        return f"list of {type_of(field['items'])}s"
+    if "$ref" in field:
+        return "object"
+    return str(field.get("type", "string or list"))
 
 
 def limits_table() -> str:

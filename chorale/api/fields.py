@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from chorale.api import limits
+from chorale.api.field_docs import described
 from chorale.api.http.body import Model, parse_model
 from chorale.config.engine import ServerConfig
 from chorale.errors import RequestError
@@ -117,7 +118,7 @@ def wants_continuous_usage(options: StreamOptions | None) -> bool:
 class SamplingFields(BaseModel):
     """Sampling fields under OpenAI's names, then vLLM's. None selects the default."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=described)
 
     temperature: Annotated[float, limits.number("temperature")] | None = None
     top_p: Annotated[float, limits.number("top_p")] | None = None

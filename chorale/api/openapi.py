@@ -121,7 +121,7 @@ def operations() -> tuple[Operation, ...]:
         Operation(
             "GET",
             "/v1/responses/{response_id}",
-            "Get a stored response, or stream its events from any position",
+            "Get a stored response, or stream its events from any position (background responses only)",
         ),
         Operation("DELETE", "/v1/responses/{response_id}", "Delete a stored response"),
         Operation("POST", "/v1/responses/{response_id}/cancel", "Cancel a background response"),

@@ -107,8 +107,8 @@ SAMPLING_FIELDS: dict[str, SamplingField] = {
         http=Range(-100, 100), in_summary=False, each=True),
     "max_tokens": SamplingField(  # 0: only score the prompt
         "integer", _COUNT, None, "output tokens; clamped to the context window",
-        http=Range(1, INT32_MAX), llm=Range(1, INT32_MAX), llm_default=16, without="the window",
-        generation="max_new_tokens", in_summary=False),
+        http=Range(1, INT32_MAX), llm=Range(1, INT32_MAX), llm_default=16, generation="max_new_tokens",
+        without="generation_config.json's max_new_tokens, or the window", in_summary=False),
     "min_tokens": SamplingField(
         "integer", _COUNT, 0, "minimum number of tokens before a stop token or stop string",
         in_summary=False),

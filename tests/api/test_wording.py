@@ -33,6 +33,7 @@ WORDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "No tool call found for function call output with call_id call_zzz.",
     ),
     "no such response": ("/v1/responses/resp_0/cancel", {}, {}, "resp_0"),
+    "chat at responses": ("/v1/responses", ASK, {}, "`messages` belongs to /v1/chat/completions"),
     "no tools": (CHAT, {**ASK, "tools": [{"type": "web_search"}]}, {}, "--tool-server"),
 }
 

@@ -117,7 +117,14 @@ class ResponsesRequest(StructuredFields):
     """The request body. Each field is validated alone; ``parse_request`` checks combinations of fields."""
 
     model: str | None = None
-    input: Annotated[list[dict[str, Any]], limits.items("input"), BeforeValidator(as_message)] | None = None
+    input: (
+        Annotated[
+            list[dict[str, Any]],
+            limits.items("input"),
+            BeforeValidator(as_message, json_schema_input_type=str | list[dict[str, Any]]),
+        ]
+        | None
+    ) = None
     instructions: str | None = None
     previous_response_id: Identifier | None = None
     conversation: (
