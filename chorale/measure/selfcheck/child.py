@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
