@@ -59,8 +59,7 @@ def load_rows(source: Source, folder: Path | None, columns: Sequence[str]) -> li
 
 def digest(rows: Sequence[Row]) -> str:
     """Returns a short hash of the rows, to tell whether two runs had the same data."""
-    text = json.dumps(rows, sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return text_id(json.dumps(rows, sort_keys=True, ensure_ascii=False, default=str))
 
 
 def unique(ids: Iterable[str]) -> list[str]:
@@ -74,7 +73,7 @@ def unique(ids: Iterable[str]) -> list[str]:
 
 
 def text_id(*parts: object) -> str:
-    """Returns an id made from a question's text, for data sets without ids."""
+    """Returns an id made from texts, such as the question in data sets without ids."""
     return hashlib.sha256("\0".join(map(str, parts)).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

@@ -24,11 +24,6 @@ NAME = "journal.jsonl"
 _SYNC_SECONDS = 1.0
 
 
-def read_journal(folder: Path) -> dict[Key, Record]:
-    """Returns the last record of each key, without its question and exchanges. Raises ``ConfigError``."""
-    return {record.key: record.light() for _, record in records(folder / NAME)}
-
-
 def records(path: Path) -> Iterator[tuple[int, Record]]:
     """Yields each record with its byte offset, and skips an unfinished last line.
 
@@ -69,11 +64,14 @@ class Journal:
         self._synced = time.monotonic()
 
     def read(self) -> dict[Key, Record]:
-        """Removes an unfinished last line and returns the records. Call it before the first ``append``."""
+        """Removes an unfinished last line and returns the last record of each key, without its question.
+
+        Call it before the first ``append``. Raises ``ConfigError``.
+        """
         self._file.seek(0)
         end = sum(len(line) for line in self._file if line.endswith(b"\n"))
         self._file.truncate(end)
-        return read_journal(self.folder)
+        return {record.key: record.light() for _, record in records(self.folder / NAME)}
 
     def append(self, record: Record) -> None:
         line = json.dumps(asdict(record), ensure_ascii=False, separators=(",", ":"))

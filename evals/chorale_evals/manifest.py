@@ -15,7 +15,6 @@ from chorale.errors import ConfigError
 from chorale.machine.folders import write_whole
 from chorale.version import __version__
 
-FORMAT = 1
 NAME = "run.json"
 
 
@@ -44,7 +43,7 @@ class Manifest:
     base_url: str = ""
     started: str = ""
     chorale: str = __version__
-    format: int = FORMAT
+    format: int = 1
 
     def continued_by(self, new: Manifest) -> Manifest:
         """Returns this manifest extended by ``new``. Raises ``ConfigError`` with the first difference."""

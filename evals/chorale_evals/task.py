@@ -15,7 +15,6 @@ from typing import Any
 from chorale_evals.session import Session
 from chorale_evals.wire import Message
 
-EFFORTS = ("low", "medium", "high")
 _LONG = 20_000  # length in characters from which a text is graded in a thread
 
 

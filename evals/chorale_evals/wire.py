@@ -90,16 +90,12 @@ def read_chat(answer: dict[str, Any]) -> Reply:
             ToolCall(str(call["id"]), str(call["function"]["name"]), str(call["function"]["arguments"]))
             for call in message.get("tool_calls") or ()
         )
-        reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
-        return Reply(
-            text=str(message.get("content") or ""),
-            reasoning=str(reasoning),
-            tool_calls=calls,
-            finish_reason=str(choice.get("finish_reason") or "stop"),
-            usage=usage_of(answer),
-        )
+        text = str(message.get("content") or "")
+        reasoning = str(message.get("reasoning") or message.get("reasoning_content") or "")
+        finish = str(choice.get("finish_reason") or "stop")
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"not a chat completion ({type(error).__name__}: {error})") from None
+    return Reply(text, reasoning, calls, finish, usage_of(answer))
 
 
 def responses_body(model: str, messages: Sequence[Message], fields: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +108,7 @@ def responses_body(model: str, messages: Sequence[Message], fields: dict[str, An
             case "max_tokens" | "max_completion_tokens":
                 body["max_output_tokens"] = value
             case "response_format":
-                body["text"] = {"format": _format(value)}
+                body["text"] = {"format": {"type": value["type"], **value.get("json_schema", {})}}
             case "tools":
                 body["tools"] = [{"type": "function", **tool["function"]} for tool in value]
             case "tool_choice" if isinstance(value, dict):
@@ -120,10 +116,6 @@ def responses_body(model: str, messages: Sequence[Message], fields: dict[str, An
             case _:
                 body[name] = value
     return body
-
-
-def _format(value: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "json_schema", **value["json_schema"]} if value["type"] == "json_schema" else value
 
 
 def _items(message: Message) -> list[dict[str, Any]]:

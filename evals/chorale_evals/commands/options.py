@@ -12,11 +12,10 @@ from typing import Any
 
 from chorale.config.options.parser import Parser
 from chorale.errors import ConfigError
-from chorale_evals.task import EFFORTS
 from chorale_evals.tasks import FILE_PREFIX, TASKS
 
 _TASKS = f"{', '.join(TASKS)}, sample, {FILE_PREFIX}PATH (your own questions)"
-_EFFORTS = (*EFFORTS, "default")
+_EFFORTS = ("low", "medium", "high", "default")
 
 
 def within(kind: Callable[[str], Any], least: float, most: float = math.inf) -> Callable[[str], Any]:
@@ -106,5 +105,5 @@ def api_key(given: argparse.Namespace) -> str | None:
 
 def fields(given: argparse.Namespace) -> dict[str, Any]:
     """Returns the fields of every request that the command line sets."""
-    chosen = {"temperature": given.temperature, "top_p": given.top_p, "max_tokens": given.max_tokens}
-    return {name: value for name, value in chosen.items() if value is not None}
+    names = ("temperature", "top_p", "max_tokens")
+    return {name: value for name in names if (value := getattr(given, name)) is not None}

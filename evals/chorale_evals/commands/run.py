@@ -29,7 +29,8 @@ from chorale_evals.tasks import make_task
 def run(arguments: list[str]) -> int:
     given = options.read(arguments)
     tasks = plan_tasks(given)  # before a server is started, because data may be missing
-    serve_arguments = [] if given.base_url else [given.model, *given.serve_arguments]
+    serve_arguments = [] if given.base_url is not None else [given.model, *given.serve_arguments]
+    again = f"to continue: the same command with --out {given.out}"
     with (
         signals_as_exceptions(),
         Journal(given.out) as journal,
@@ -38,12 +39,11 @@ def run(arguments: list[str]) -> int:
         try:
             return asyncio.run(_run(given, tasks, journal, endpoint))
         except (KeyboardInterrupt, SystemExit):
-            print(f"\ninterrupted; to continue: the same command with --out {given.out}", file=sys.stderr)
+            print(f"\ninterrupted; {again}", file=sys.stderr)
+            raise
+        except ConfigError:
             raise
         except ChoraleError as error:
-            if isinstance(error, ConfigError):
-                raise
-            again = f"to continue: the same command with --out {given.out}"
             raise ChoraleError(f"{error.message}; {again}") from error
 
 
@@ -92,11 +92,10 @@ async def _entry(client: AsyncClient, name: str | None) -> dict[str, object]:
 
 
 def _manifest(given: argparse.Namespace, plan: Plan, entry: dict[str, object]) -> Manifest:
-    tasks = {}
-    for task in plan.tasks:
-        tasks[task.name] = TaskInfo(
-            task.version, task.data_revision, len(task.samples), task.metric, task.notes
-        )
+    tasks = {
+        task.name: TaskInfo(task.version, task.data_revision, len(task.samples), task.metric, task.notes)
+        for task in plan.tasks
+    }
     settings = {"model": plan.model, "api": plan.api, "seed": plan.seed, **options.fields(given)}
     return Manifest(settings, entry, tasks, tuple(plan.efforts), given.base_url or "")
 

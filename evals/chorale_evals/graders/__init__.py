@@ -16,17 +16,13 @@ class Grader(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_field
     """A grader of ``file:``. Its fields are the options that a line may set."""
 
     def check(self, answer: Any) -> None:
-        """Raises ``ValueError`` if ``answer`` is not a valid target of this grader."""
-        check_string(answer)
+        """Raises ``ValueError`` if ``answer`` is not a valid target, by default a non-empty string."""
+        if not isinstance(answer, str) or not answer.strip():
+            raise ValueError("the answer must be a string that is not empty")
 
     def grade(self, text: str, target: Any) -> Outcome:
         """Grades a model's text. ``target``: an answer that passed ``check``."""
         raise NotImplementedError
-
-
-def check_string(answer: Any) -> None:
-    if not isinstance(answer, str) or not answer.strip():
-        raise ValueError("the answer must be a string that is not empty")
 
 
 def verdict(right: bool, read: str | None, reason: str) -> Outcome:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from chorale_evals.graders import Grader, check_string, verdict
+from chorale_evals.graders import Grader, verdict
 from chorale_evals.graders.text import bare, boxed, labelled, plain
 from chorale_evals.task import Outcome
 
@@ -36,7 +36,7 @@ class Choice(Grader, frozen=True, tag="choice"):
     choices: Annotated[tuple[str, ...], msgspec.Meta(max_length=len(LETTERS))] = ()
 
     def check(self, answer: Any) -> None:
-        check_string(answer)
+        super().check(answer)
         letters, letter = self._letters(), _letter_of(answer)
         if len(letter) != 1 or letter not in letters:
             raise ValueError(f"the answer must be one of the letters {letters[0]} to {letters[-1]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chorale_evals.graders import Grader, check_string, verdict
+from chorale_evals.graders import Grader, verdict
 from chorale_evals.graders.text import bare, boxed, labelled, plain
 from chorale_evals.task import Outcome
 
@@ -19,15 +19,13 @@ class Exact(Grader, frozen=True, tag="exact"):
 
     def check(self, answer: Any) -> None:
         for one in answer if isinstance(answer, list) and answer else [answer]:
-            check_string(one)
+            super().check(one)
 
     def grade(self, text: str, target: str | list[str]) -> Outcome:
         targets = [target] if isinstance(target, str) else target
         wanted = {self._form(one) for one in targets}
-        marked = boxed(text)
-        if marked is None:
-            marked = (labelled(text) or "").partition("\n")[0] or None
-        candidates = [one.strip() for one in (marked, text) if one is not None and one.strip()]
+        marked = boxed(text) or (labelled(text) or "").partition("\n")[0]
+        candidates = [one.strip() for one in (marked, text) if one.strip()]
         for candidate in candidates:
             if self._form(candidate) in wanted or candidate in targets:
                 return verdict(True, candidate[:500], "equal to the target")

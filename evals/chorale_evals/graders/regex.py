@@ -12,7 +12,7 @@ from typing import Any
 
 import regex  # type: ignore[import-untyped]  # comes with tiktoken
 
-from chorale_evals.graders import Grader, check_string, verdict
+from chorale_evals.graders import Grader, verdict
 from chorale_evals.graders.text import MAX_CHARS
 from chorale_evals.task import Outcome
 
@@ -51,7 +51,7 @@ class Regex(Grader, frozen=True, tag="regex"):
     ignore_case: bool = False
 
     def check(self, answer: Any) -> None:
-        check_string(answer)
+        super().check(answer)
         self._compiled(answer)
 
     def grade(self, text: str, target: str) -> Outcome:

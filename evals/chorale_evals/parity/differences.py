@@ -87,8 +87,7 @@ def _pair(a: Reading, b: Reading) -> Pair:
 
 
 def _less(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> Floats:
-    found: Floats = one.astype(np.float64) - other.astype(np.float64)
-    return found
+    return one.astype(np.float64) - other.astype(np.float64)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

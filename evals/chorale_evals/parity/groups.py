@@ -44,13 +44,12 @@ class Group:
 
 def noise_of(tallies: Sequence[Tally]) -> Floats:
     """Returns the noise at each quantile [3], the maximum over ``tallies``."""
-    found = RESOLUTION * SHAPE / SHAPE[0]
+    found: Floats = RESOLUTION * SHAPE / SHAPE[0]
     for tally in tallies:
         if tally.num_texts:
             own = tally.quantiles()[0]
             found = np.maximum(found, np.maximum(own, own[-1] * SHAPE))
-    result: Floats = found
-    return result
+    return found
 
 
 def make_groups(pairs: Sequence[Pair]) -> list[Group]:

@@ -13,9 +13,9 @@ from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 from chorale_evals.parity.differences import Pair
 from chorale_evals.parity.groups import WITHIN, Group
 from chorale_evals.parity.recording import Recording
-from chorale_evals.parity.tally import Tally, number
+from chorale_evals.parity.tally import Tally
 from chorale_evals.parity.verdict import BOUNDS, LARGEST, TITLES, Expected, Judgement
-from chorale_evals.statistics import Estimate
+from chorale_evals.statistics import Estimate, number
 
 
 def to_json(
@@ -129,11 +129,10 @@ def _row(group: Group) -> str:
     median, _, nearly_all = tally.quantiles()[0].tolist()
     values = (median, group.mean, nearly_all, tally.worst)
     mark = " *" if ratio.low > WITHIN else " ?" if ratio.value > WITHIN else ""
-    interval = f"{number(ratio.value)} ({number(ratio.low)} to {number(ratio.high)})"
     return (
         f"{group.name:<29}{tally.num_tokens:>8}"
         + "".join(f"{number(v):>9}" for v in values)
-        + f"{interval:>30}{mark}"
+        + f"{ratio!s:>30}{mark}"
     )
 
 

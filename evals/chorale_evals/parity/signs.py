@@ -38,10 +38,8 @@ class Step:
 
     @property
     def reason(self) -> str:
-        return (
-            f"differences begin or grow at position {self.position}: {self.factor.value:.3g} times those "
-            f"before (99 % interval {self.factor.low:.3g} to {self.factor.high:.3g})"
-        )
+        grown = f"{self.factor} times those before (with a 99 % interval)"
+        return f"differences begin or grow at position {self.position}: {grown}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,7 @@ def find_steps(pairs: Sequence[Pair]) -> list[Step]:
     noise = 1.3 * float(noise_of([Tally.of([pair.noise_a for pair in pairs])])[0]) + RESOLUTION
     steps, position = [], 2 * FIRST_EDGE
     while position + position // 2 <= longest:
-        step = _step(pairs, position, noise)
-        if step is not None:
+        if (step := _step(pairs, position, noise)) is not None:
             steps.append(step)
         position *= 2
     return steps

@@ -7,7 +7,6 @@ then a sum of histograms, and memory does not grow with the length of the texts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,8 +72,7 @@ class Tally:
     def means(self, weights: Floats | None = None) -> Floats:
         """Returns [resamples, 2]: the mean difference and the mean magnitude."""
         sums = self._weighted(self.sums, weights)
-        found: Floats = sums[:, 1:] / np.maximum(sums[:, :1], 1.0)
-        return found
+        return sums[:, 1:] / np.maximum(sums[:, :1], 1.0)
 
     def mean_difference(self, level: float = 0.95) -> Estimate:
         return estimate(self.num_texts, lambda weights: self.means(weights)[:, 0], level)
@@ -84,8 +82,7 @@ class Tally:
 
     @staticmethod
     def _weighted(values: Floats, weights: Floats | None) -> Floats:
-        found: Floats = values.sum(axis=0, keepdims=True) if weights is None else weights @ values
-        return found
+        return values.sum(axis=0, keepdims=True) if weights is None else weights @ values
 
 
 def estimate(num_texts: int, statistic: Callable[[Floats], Floats], level: float = 0.95) -> Estimate:
@@ -101,12 +98,3 @@ def estimate(num_texts: int, statistic: Callable[[Floats], Floats], level: float
     value = float(statistic(np.ones((1, num_texts)))[0])
     low, high = np.quantile(statistic(weights), ((1 - level) / 2, (1 + level) / 2))
     return Estimate(value, min(float(low), value), max(float(high), value))
-
-
-def number(value: float) -> str:
-    """Formats a number with at most three digits: "0.0213", "3.2e-06", "0"."""
-    if value == 0 or math.isnan(value):
-        return "0" if value == 0 else "-"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.1e}"

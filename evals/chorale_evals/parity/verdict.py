@@ -21,7 +21,7 @@ from chorale_evals.parity.signs import (
     find_onset,
     find_steps,
 )
-from chorale_evals.parity.tally import Tally, number
+from chorale_evals.parity.tally import Tally
 from chorale_evals.statistics import Estimate
 
 Verdict = Literal["equal", "precision", "different", "inconclusive"]
@@ -131,11 +131,8 @@ def _beyond(
 
 
 def _ratio_sentence(group: Group) -> str:
-    ratio = group.ratio
-    return (
-        f"{group.name}: differences {number(ratio.value)} times A's own noise "
-        f"(95 % interval {number(ratio.low)} to {number(ratio.high)}; rounding: up to {WITHIN:g})"
-    )
+    interval = f"{group.ratio} times A's own noise (with a 95 % interval; rounding: up to {WITHIN:g})"
+    return f"{group.name}: differences {interval}"
 
 
 def _precision_reason(size: Estimate, precision: str, tally: Tally, pairs: Sequence[Pair]) -> str:

@@ -44,17 +44,13 @@ def write_report(folder: Path) -> Path:
 
 
 def _write(page: TextIO, kept: Iterable[Record], head: dict[str, Any]) -> None:
-    style = (_HERE / "page.css").read_text("utf-8")
-    script = (_HERE / "page.js").read_text("utf-8")
-    template = (_HERE / "page.html").read_text("utf-8")
+    style, script, template = ((_HERE / f"page.{kind}").read_text("utf-8") for kind in ("css", "js", "html"))
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
         "form-action 'none'"
     )
     before, after = template.split("{data}")
-    for mark, value in (("{policy}", html.escape(policy)), ("{style}", style)):
-        before = before.replace(mark, value)
-    page.write(before)
+    page.write(before.replace("{policy}", html.escape(policy)).replace("{style}", style))
     index: list[list[Any]] = []
     for number, chunk in enumerate(_chunks(kept)):
         index += [[*_entry(record), number, position] for position, record in enumerate(chunk)]
