@@ -1,31 +1,22 @@
 """Texts to score, as token ids: the same on every machine, in five kinds, of exact lengths.
 
-A counter-based generator fills the templates of ``texts.json``, so that nothing has to be downloaded and no
-text is random noise: a model predicts some tokens well and others badly. ``echoes`` repeat a passage at
-several distances, among them gpt-oss's sliding window and one token less, which expose a window that is off
-by one.
+A counter-based generator makes them from word lists, so that nothing has to be downloaded and no text is
+random noise: a model predicts some tokens well and others badly. ``echoes`` repeat a passage at several
+distances, among them gpt-oss's sliding window and one token less, which expose a window that is off by one.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from chorale.harmony.vocab import load_vocabulary
 
-KINDS = ("prose", "code", "conversation", "echoes", "numbers")
 _SIXTY_FOUR = (1 << 64) - 1
-_DISTANCES = (127, 128, 64, 129, 512)  # of echoes, in tokens
-_FILE = json.loads(Path(__file__).with_name("texts.json").read_text("utf-8"))
-_KINDS: dict[str, Any] = _FILE["kinds"]
-_SLOTS: dict[str, Any] = _FILE[
-    "slots"
-]  # name -> strings, which may use the slots above, or a limit of numbers
+_LISTS: dict[str, list[str]] = json.loads(Path(__file__).with_name("words.json").read_text("utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +48,12 @@ class Draw:
 
 def make_texts(lengths: Sequence[int], number: int) -> list[Text]:
     """Returns ``number`` texts of each length, cycling through the kinds."""
+    kinds = tuple(_KINDS)
     texts = []
     for length in lengths:
-        for index, kind in zip(range(number), itertools.cycle(KINDS), strict=False):
-            draw = Draw(1_000_003 * length + index)
-            ids = _cut(_echoes(draw) if kind == "echoes" else _filled(draw, kind), length)
+        for index in range(number):
+            kind = kinds[index % len(kinds)]
+            ids = _cut(_KINDS[kind](Draw(1_000_003 * length + index)), length)
             texts.append(Text(f"{kind}-{length}-{index}", kind, length, ids))
     return texts
 
@@ -81,24 +73,71 @@ def _encode(piece: str) -> tuple[int, ...]:
     return tuple(load_vocabulary().encode_with_special(piece))
 
 
-def _filled(draw: Draw, kind: str) -> Iterator[str]:
-    """Yields the start of a kind, then its templates without end. Each gets a new value in every slot."""
-    yield _KINDS[kind]["start"]
-    for number in itertools.count(1):
-        values: dict[str, Any] = {"number": number}
-        for name, choices in _SLOTS.items():
-            is_limit = isinstance(choices, int)
-            values[name] = draw.below(choices) if is_limit else draw.one(choices).format(**values)
-        yield draw.one(_KINDS[kind]["repeat"]).format(**values)
+def _prose(draw: Draw) -> Iterator[str]:
+    while True:
+        join = draw.one(_LISTS["joins"])
+        subject = draw.one(_LISTS["subjects"])
+        if join.strip():
+            subject = subject[0].lower() + subject[1:]
+        verb, thing, end = (draw.one(_LISTS[name]) for name in ("verbs", "objects", "ends"))
+        yield f"{join}{subject} {verb} {thing} {end} "
+
+
+def _code(draw: Draw) -> Iterator[str]:
+    while True:
+        action, noun, other = (
+            draw.one(_LISTS["actions"]),
+            draw.one(_LISTS["nouns"]),
+            draw.one(_LISTS["nouns"]),
+        )
+        limit = draw.below(500)
+        yield (
+            f"def {action}_{noun}({noun}s: list[int], {other}: int = {limit}) -> int:\n"
+            f'    """Return the {noun} after {other}, or {limit} if there is none."""\n'
+            f"    for position, value in enumerate({noun}s):\n"
+            f"        if value > {other} and position % {2 + draw.below(7)} == 0:\n"
+            f"            return value - {other}\n"
+            f"    return {limit}\n\n\n"
+        )
+
+
+def _numbers(draw: Draw) -> Iterator[str]:
+    day = 1
+    yield "date,station,low,high,rain\n"
+    while True:
+        low = draw.below(20) - 5
+        first, second = draw.below(1000), draw.below(1000)
+        yield f"2024-{1 + day // 28 % 12:02d}-{1 + day % 28:02d},"
+        yield f"{draw.one(('north', 'south', 'coast'))},{low},{low + draw.below(12)},{draw.below(90) / 10}\n"
+        if draw.below(6) == 0:
+            yield f"# {first} + {second} = {first + second}; {first} * 3 = {first * 3}\n"
+        day += 1
+
+
+def _conversation(draw: Draw) -> Iterator[str]:
+    yield "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+    yield "Knowledge cutoff: 2024-06\n\nReasoning: low\n\n# Valid channels: analysis, commentary, final. "
+    yield "Channel must be included for every message.<|end|>"
+    while True:
+        a, b = draw.below(100), draw.below(100)
+        values = {"a": a, "b": b, "c": draw.below(100), "s": a + b, "n": 2 + draw.below(80)}
+        filled = {**values, "w": draw.one(_LISTS["words"])}
+        question, answer = (
+            draw.one(_LISTS["questions"]).format(**filled),
+            draw.one(_LISTS["answers"]).format(**filled),
+        )
+        yield f"<|start|>user<|message|>{question}<|end|>"
+        yield f"<|start|>assistant<|channel|>analysis<|message|>The user asks: {question} {answer}<|end|>"
+        yield f"<|start|>assistant<|channel|>final<|message|>{answer}<|end|>"
 
 
 def _echoes(draw: Draw) -> Iterator[str]:
-    """Yields passages, each repeated five times at one of ``_DISTANCES``."""
+    """Yields passages, each repeated five times at one of ``_DISTANCES`` (in tokens)."""
     number = 0
     while True:
         distance = _DISTANCES[number % len(_DISTANCES)]
         passage: list[str] = []
-        for sentence in _filled(draw, "prose"):
+        for sentence in _prose(draw):
             passage += _tokens(sentence)
             if len(passage) >= distance:
                 break
@@ -107,8 +146,21 @@ def _echoes(draw: Draw) -> Iterator[str]:
         number += 1
 
 
+_DISTANCES = (127, 128, 64, 129, 512)
+
+
 @lru_cache(maxsize=4096)
 def _tokens(piece: str) -> tuple[str, ...]:
     """Returns the tokens of a piece as strings, if each token decodes to valid text."""
     vocab = load_vocabulary()
     return tuple(vocab.decode([token]) for token in _encode(piece))
+
+
+_KINDS: dict[str, Callable[[Draw], Iterator[str]]] = {
+    "prose": _prose,
+    "code": _code,
+    "conversation": _conversation,
+    "echoes": _echoes,
+    "numbers": _numbers,
+}
+KINDS = tuple(_KINDS)
