@@ -10,8 +10,8 @@ rows whose squares are as small as their epsilon, and attention on a long contex
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,15 +39,14 @@ _E4M3_EXPERTS = 0.1  # inputs of both products of an expert are e4m3
 def check_kernels(machine: Machine) -> Found:
     """Raises ``Failed`` naming the ops, layers and steps that are wrong."""
     with torch.inference_mode():
-        worst = _run(machine)
-    facts = {
-        op: {"error": each.error, "limit": each.limit, "where": each.where} for op, each in worst.items()
-    }
-    wrong = [
-        f"{op} is off by {each.error:.2g} (limit {each.limit:g}) at {each.where}, in {len(each.bad)} places"
-        for op, each in worst.items()
-        if each.bad
-    ]
+        errors = _run(machine)
+    worst = {op: max(found, key=lambda each: each.error) for op, found in errors.items()}
+    facts = {op: each._asdict() for op, each in worst.items()}
+    wrong = []
+    for op, (error, limit, where) in worst.items():
+        # A layer with several wrong steps is one place.
+        if bad := {each.where.split(", ")[0] for each in errors[op] if not each.error <= each.limit}:
+            wrong.append(f"{op} is off by {error:.2g} (limit {limit:g}) at {where}, in {len(bad)} places")
     if wrong:
         raise Failed("; ".join(wrong), facts)
     nearest = max(worst.values(), key=lambda each: each.error / each.limit)
@@ -58,14 +57,12 @@ def check_kernels(machine: Machine) -> Found:
     return Found(detail, facts)
 
 
-@dataclass(slots=True)
-class _Worst:
-    """The worst error of one op. ``where``: the layer and step in which it occurred."""
+class _Error(NamedTuple):
+    """The error of one result. ``where``: the layer and step in which it occurred."""
 
+    error: float
     limit: float
-    error: float = -1.0
-    where: str = ""
-    bad: set[str] = field(default_factory=set)  # layers above the limit
+    where: str
 
 
 class _Pair:
@@ -75,7 +72,7 @@ class _Pair:
     """
 
     def __init__(self, machine: Machine, exact: Ops, exact_kv: torch.Tensor) -> None:
-        self.worst: dict[str, _Worst] = {}
+        self.errors: dict[str, list[_Error]] = {}
         self.where = ""
         self._own, self._exact, self._exact_kv = machine.ops, exact, exact_kv
         self._dtype, self._num_experts = machine.dtype, machine.model.num_local_experts
@@ -109,11 +106,7 @@ class _Pair:
         self._note(op, float(errors.nan_to_num(math.inf, math.inf).max()), limit, what)
 
     def _note(self, op: str, error: float, limit: float, what: str = "") -> None:
-        worst = self.worst.setdefault(op, _Worst(limit))
-        if error > worst.error:
-            worst.error, worst.where = error, self.where + what
-        if not error <= limit:
-            worst.bad.add(self.where.rpartition(", ")[0] or self.where)
+        self.errors.setdefault(op, []).append(_Error(error, limit, self.where + what))
 
     def _both(self, name: str, *given: Any) -> tuple[Any, Any]:
         return getattr(self._own, name)(*given), getattr(self._exact, name)(*given)
@@ -135,8 +128,8 @@ class _Pair:
             q = self._own.qkv_rope_cache(given.clone(), None, own, eps, rope, plans[0], group, kv)
             right = self._exact.qkv_rope_cache(given, None, exact, eps, rope, plans[1], group, self._exact_kv)
             self.compare("qkv_rope_cache: q", q, right, self._product_limit, what)
-            pairs = zip(_read(kv, plans[2][group]), _read(self._exact_kv, plans[2][group]), strict=True)
-            for name, (found, written) in zip("kv", pairs, strict=True):
+            pools = (_read(pool, plans[2][group]) for pool in (kv, self._exact_kv))
+            for name, found, written in zip("kv", *pools, strict=True):
                 self.compare(f"qkv_rope_cache: {name}", found, written, self._kv_limit, what)
         most = torch.finfo(kv.dtype).max
         kv.copy_(self._exact_kv.to(self._dtype).clamp(-most, most))
@@ -198,7 +191,7 @@ class _Pair:
                 self.compare("lm_head", found, exact, self._product_limit, what)
 
 
-def _run(machine: Machine) -> dict[str, _Worst]:
+def _run(machine: Machine) -> dict[str, list[_Error]]:
     config, reference = machine.model, Reference(machine)
     few = machine.is_slow or machine.quick
     length = min(_FEW_TOKENS if few else _TOKENS, machine.max_model_len)
@@ -226,7 +219,7 @@ def _run(machine: Machine) -> dict[str, _Worst]:
     lengths = [length for length in _LONG if length <= machine.max_model_len]
     for length in lengths[: 1 if machine.quick or machine.device.type == "cpu" else None]:
         _long_attention(machine, pair, model.shape, length)
-    return pair.worst
+    return pair.errors
 
 
 def _long_attention(machine: Machine, pair: _Pair, shape: AttentionShape, length: int) -> None:
