@@ -87,7 +87,12 @@ class Reader:
     def execute(self, block: Block) -> str:
         assert self.python.stdin is not None
         assert self.python.stdout is not None
-        asked = {"page": str(block.page), "source": self.here(block.text), "folder": str(self.folder)}
+        asked: dict[str, Any] = {
+            "page": str(block.page),
+            "source": self.here(block.text),
+            "folder": str(self.folder),
+        }
+        asked["console"] = block.page.name == "getting-started.md"  # its reader pastes into one session
         print(json.dumps(asked), file=self.python.stdin, flush=True)
         done = json.loads(self.python.stdout.readline())
         assert not done["error"], f"{block}: {done['error']}"
