@@ -398,7 +398,7 @@ def _pool(
     decide.pick("num_blocks", config.num_gpu_blocks_override, size.num_blocks, f"{memory}, {size.reason}")
     if size.missing:
         decide.notes.append(
-            f"weights and KV pool exceed the free memory by {gib(size.missing)}: {size.reason}"
+            f"weights, activations and KV pool exceed the free memory by {gib(size.missing)}: {size.reason}"
         )
     return wanted, size.num_blocks, size.missing
 

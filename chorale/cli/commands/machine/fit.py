@@ -198,7 +198,8 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuM
     if gpu is not None:
         show_gpu(share, resolved, gpu)
     if resolved.missing:
-        print(f"does not fit: weights and KV pool exceed the free memory by {gib(resolved.missing)}")
+        more = gib(resolved.missing)
+        print(f"does not fit: weights, activations and KV pool exceed the free memory by {more}")
         return 1
     longest = resolved.limits.max_model_len
     is_short = longest < min(LITTLE_CONTEXT, settings.engine.max_model_len or model.max_position_embeddings)
@@ -253,8 +254,9 @@ def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False, on_cp
         )
     longest = f"{limits.max_model_len:,} tokens"
     print(f"requests  {full:,} at once of the maximum {longest}, or {short:,} of 2,048 tokens")
-    if on_cpu and full < 2:
-        print("advice    for more context: close other programs, or set --kv-cache-memory-bytes")
+    if on_cpu:
+        if full < 2 and not resolved.missing:
+            print("advice    for more context: close other programs, or set --kv-cache-memory-bytes")
     elif full < 2 and short < min(ENOUGH, limits.max_num_seqs):
         halves = (
             "--kv-cache-dtype fp8, which holds twice as much, or " if resolved.kv_dtype == "bfloat16" else ""
