@@ -8,16 +8,18 @@ A table is between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import BaseModel
 
+from chorale import errors
 from chorale.api import fields, limits
 from chorale.api.chat import request as chat
 from chorale.api.completions import request as completions
@@ -129,9 +131,58 @@ def own_metrics() -> str:
     return "\n".join(rows) + "\n"
 
 
+# Status -> whether the same request may succeed later.
+RETRY = {
+    **dict.fromkeys((400, 403, 404, 405, 415, 417, 426, 431), "no: change the request"),
+    401: "no: send a key",
+    408: "yes",
+    409: "no: the state of the object forbids it",
+    413: "no: send less, or delete files",
+    429: "yes, after `Retry-After`",
+    500: "yes, a few times",
+    503: "yes, after `Retry-After`",
+}
+
+
+def errors_table() -> str:
+    """Returns a table of the errors by status and type, with all codes that the code gives them."""
+    classes = {name: each for name, each in vars(errors).items() if _is_sent(each)}
+    codes: dict[tuple[int, str], set[str]] = {}
+    for each in classes.values():
+        codes.setdefault((each.status, each.type), set()).add(str(each.default_code))
+    for path in sorted(Path(errors.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call | ast.ClassDef) and path.name != "errors.py":
+                for answer, code in _codes(node, classes):
+                    codes.setdefault(answer, set()).add(code)
+    rows = ["| status | type | codes | try again? |", "|---|---|---|---|"]
+    for (status, kind), some in sorted(codes.items()):
+        listed = ", ".join(f"`{code}`" for code in sorted(some))
+        rows.append(f"| {status} | `{kind}` | {listed} | {RETRY[status]} |")
+    return "\n".join(rows) + "\n"
+
+
+def _codes(
+    node: ast.Call | ast.ClassDef, classes: Mapping[str, type[errors.ChoraleError]]
+) -> Iterator[tuple[tuple[int, str], str]]:
+    """Yields status and type with the code that a call of an error class, or a new class, gives."""
+    given = {each.arg: each.value.value for each in node.keywords if isinstance(each.value, ast.Constant)}
+    for made in [node.func] if isinstance(node, ast.Call) else node.bases:
+        name = made.id if isinstance(made, ast.Name) else ""
+        if given.get("code") and (name in classes or "status" in given):
+            base = classes.get(name, errors.ChoraleError)
+            yield (given.get("status", base.status), given.get("type", base.type)), given["code"]
+
+
+def _is_sent(value: object) -> TypeGuard[type[errors.ChoraleError]]:
+    if not isinstance(value, type) or not issubclass(value, errors.ChoraleError):
+        return False
+    return value is not errors.ChoraleError and not issubclass(value, errors.ConfigError)
+
+
 # Page -> table -> what writes it.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    "api.md": {"endpoints": endpoints},
+    "api.md": {"endpoints": endpoints, "errors": errors_table},
     "api-fields.md": {
         "chat": lambda: fields_table(chat.ChatRequest, chat.HARMLESS, chat.REFUSED),
         "completions": lambda: fields_table(
