@@ -59,6 +59,24 @@ def test_function_calls(example_server: Served) -> None:
     assert "18" in printed[-1]  # the temperature that the function returned
 
 
+def test_streamed_function_calls(example_server: Served) -> None:
+    printed = python(example_server, "streamed_function_calls.py").splitlines()
+    assert printed[0].startswith('get_weather({"city":"Paris"}) = ')
+    assert "18" in printed[-1]
+
+
+def test_conversation(example_server: Served) -> None:
+    printed = python(example_server, "conversation.py").splitlines()
+    asked = {"What is 17 + 25?": "17 + 25 = 42", "What is 812 - 345?": "812 - 345 = 467"}
+    assert printed[:2] == [f"{question} {answer}" for question, answer in asked.items()]
+    stored = [line for pair in asked.items() for line in zip(("user", "assistant"), pair, strict=True)]
+    assert printed[2:] == [f"{role}: {text}" for role, text in stored]
+
+
+def test_file_input(example_server: Served) -> None:
+    assert python(example_server, "file_input.py") == "17 + 25 = 42\n"
+
+
 def test_structured_output(example_server: Served) -> None:
     printed = python(example_server, "structured_output.py")
     assert printed == "Person(name='Anna Berg', age=34, city='Oslo')\n"
