@@ -1,7 +1,7 @@
 """Chorale: a serving engine made for gpt-oss-20b and gpt-oss-120b.
 
-The public names are ``LLM``, ``SamplingParams`` and ``EngineConfig``. They are imported when first used, so
-that ``import chorale`` costs nothing and touches no device.
+The public names are those in ``__all__``. They are imported when first used, so that ``import chorale`` costs
+nothing and touches no device.
 """
 
 from __future__ import annotations
@@ -12,18 +12,32 @@ from chorale.version import __version__
 
 if TYPE_CHECKING:
     from chorale.config.engine import EngineConfig
-    from chorale.llm import LLM, SamplingParams
+    from chorale.errors import ChoraleError
+    from chorale.llm import LLM, CompletionOutput, RequestOutput, SamplingParams, StructuredOutputsParams
 
-__all__ = ["LLM", "EngineConfig", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "ChoraleError",
+    "CompletionOutput",
+    "EngineConfig",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("LLM", "SamplingParams"):
-        from chorale import llm
-
-        return getattr(llm, name)
     if name == "EngineConfig":
         from chorale.config.engine import EngineConfig
 
         return EngineConfig
+    if name == "ChoraleError":
+        from chorale.errors import ChoraleError
+
+        return ChoraleError
+    if name in __all__:
+        from chorale import llm
+
+        return getattr(llm, name)
     raise AttributeError(f"module 'chorale' has no attribute {name!r}")

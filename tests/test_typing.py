@@ -12,6 +12,11 @@ import chorale
 
 GOOD = """
 from chorale import LLM, EngineConfig, SamplingParams, __version__
+from chorale import ChoraleError, CompletionOutput, RequestOutput, StructuredOutputsParams
+
+failure: type[Exception] = ChoraleError
+choices: list[CompletionOutput] = RequestOutput("0", None, [], []).outputs
+params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
 
 def answer(question: str) -> str:
     with LLM("demo", max_model_len=EngineConfig(max_model_len=512).max_model_len) as llm:
@@ -42,6 +47,14 @@ def check(folder: Path, source: str) -> str:
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
     return done.stdout + done.stderr
+
+
+def test_each_public_name_is_there() -> None:
+    for name in chorale.__all__:
+        assert getattr(chorale, name) is not None
+    assert chorale.RequestOutput is chorale.llm.RequestOutput
+    with pytest.raises(AttributeError, match="Llm"):
+        chorale.__getattr__("Llm")
 
 
 def test_the_public_names_are_typed(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from chorale.errors import ConfigError
 from chorale.harmony.vocab import load_vocabulary
 from chorale.llm.batch import Batch, Order
 from chorale.llm.engine import OfflineEngine
-from chorale.llm.options import EngineOptions, as_arguments, engine_arguments, engine_signature
+from chorale.llm.options import EngineOptions, as_arguments, engine_arguments, engine_signature, listed
 from chorale.llm.outputs import RequestOutput
 from chorale.llm.params import SamplingParams, check_names
 from chorale.llm.progress import UseTqdm, make_progress
@@ -156,8 +156,12 @@ class LLM:
         """Return one RequestOutput for a conversation (a list of messages), or one for each of several.
 
         The server renders the same messages to the same prompt. In each choice, ``text`` is the answer,
-        without ``reasoning`` and ``tool_calls``; arguments of a ``strict`` tool satisfy its schema. Without
-        ``sampling_params``, answers are limited by the model's ``max_new_tokens`` or the context length."""
+        without ``reasoning`` and ``tool_calls``; arguments of a ``strict`` tool satisfy its schema. A choice
+        with calls has the ``finish_reason`` "stop", as in vLLM: test ``tool_calls``.
+
+        Without ``sampling_params``, answers are limited by the model's ``max_new_tokens`` or the context
+        length. ``SamplingParams(...)`` without ``max_tokens`` allows 16 tokens, reasoning included: pass
+        ``max_tokens=None`` for no limit but the context length."""
         several = read_conversations(messages)
         functions = read_tools(tools)
         described = [function.tool for function in functions]
@@ -225,7 +229,7 @@ class LLM:
 
 
 LLM.__init__.__signature__ = engine_signature()  # type: ignore[attr-defined]
-LLM.__doc__ = f"{inspect.cleandoc(LLM.__doc__ or '')}\n\nArguments:\n\n{engine_arguments()}\n"
+LLM.__doc__ = f"{inspect.cleandoc(LLM.__doc__ or '')}\n\nArguments:\n\n{listed(engine_arguments())}\n"
 
 
 def _config(model: str | os.PathLike[str], options: dict[str, Any], count: int) -> EngineConfig:

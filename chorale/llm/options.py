@@ -92,14 +92,14 @@ def engine_signature() -> inspect.Signature:
     return inspect.Signature([own, model, *others])
 
 
-def engine_arguments() -> str:
-    """Returns type, default and meaning of each argument of ``LLM``."""
+def engine_arguments() -> list[tuple[str, str, object, str]]:
+    """Returns name, type, default and meaning of each argument of ``LLM``, for ``listed``."""
     flags = {flag.name.replace("-", "_"): flag for flag in FLAGS.values()}
     flags |= {flag.target.partition(".")[2]: flag for flag in FLAGS.values() if flag.target}
-    return listed(
+    return [
         (name, each.annotation, each.default, _OWN.get(name) or as_arguments(flags[name].help))
         for name, each in list(engine_signature().parameters.items())[1:]
-    )
+    ]
 
 
 def listed(rows: Iterable[tuple[str, str, object, str]]) -> str:

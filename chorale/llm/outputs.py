@@ -32,9 +32,9 @@ class ToolCall:
 class CompletionOutput:
     """One choice. ``token_ids`` includes the stop token; ``text`` only with ``include_stop_str_in_output``.
 
-    ``finish_reason``: "stop", "length", "abort" or "error" (``error`` has the message). ``stop_reason``: the
-    stop string or stop token id; None for ``<|return|>``. Only ``LLM.chat`` sets ``reasoning`` and
-    ``tool_calls``; its ``text`` is the content of the final channel.
+    ``finish_reason``: "stop" (also after a tool call: test ``tool_calls``), "length", "abort" or "error"
+    (``error`` has the message). ``stop_reason``: the stop string or stop token id; None for ``<|return|>``.
+    Only ``LLM.chat`` sets ``reasoning`` and ``tool_calls``; its ``text`` is the content of the final channel.
     """
 
     index: int

@@ -180,7 +180,7 @@ _MEANINGS = {
     "repetition_penalty": "makes tokens of prompt and output less likely if above 1, more likely if below",
     "min_p": "minimum probability of a token, as a share of the likeliest token's",
     "seed": "makes the output repeatable; None: a new seed for each call",
-    "max_tokens": "maximum number of output tokens; None: up to the context length",
+    "max_tokens": "maximum number of output tokens, reasoning included; None: up to the context length",
     "logprobs": "number of likeliest tokens whose log-probabilities are returned at each position",
     "prompt_logprobs": "the same for the positions of the prompt",
     "stop": "strings that end the output",
@@ -197,20 +197,22 @@ _MEANINGS = {
 }
 
 
-def _arguments() -> str:
-    """Returns type, default, meaning and range of each argument of ``SamplingParams``."""
-    rows = []
+def sampling_arguments() -> list[tuple[str, str, object, str]]:
+    """Returns name, type, default and meaning (with range) of each argument of ``SamplingParams``."""
+    rows: list[tuple[str, str, object, str]] = []
     for field in fields(_Fields):
         number = SAMPLING_FIELDS.get(field.name)
         meaning = _MEANINGS.get(field.name) or (number.doc if number else "")
         has_range = number is not None and number.llm_range.high <= MAX_CHOICES
         meaning += f" ({number.llm_range})" if number and has_range else ""
         rows.append((field.name, str(field.type), field.default, meaning))
-    return listed(rows)
+    return rows
 
 
 SamplingParams.__signature__ = inspect.signature(_Fields)  # type: ignore[attr-defined]
-SamplingParams.__doc__ = f"{inspect.cleandoc(SamplingParams.__doc__ or '')}\n\nArguments:\n\n{_arguments()}\n"
+SamplingParams.__doc__ = (
+    f"{inspect.cleandoc(SamplingParams.__doc__ or '')}\n\nArguments:\n\n{listed(sampling_arguments())}\n"
+)
 
 # Parameters that are a single number; of these, the integers and those that may be None.
 _NUMBERS = {name: field for name, field in SAMPLING_FIELDS.items() if not field.each}
