@@ -1,4 +1,4 @@
-"""Writes the generated tables of docs/reference/api.md, api-fields.md and metrics.md from the code.
+"""Writes the generated tables of api.md, api-fields.md, llm.md and metrics.md in docs/reference from the code.
 
     python scripts/api_docs.py           rewrites the pages
     python scripts/api_docs.py --check   exits 1 and prints the first line that differs
@@ -12,7 +12,7 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -29,6 +29,8 @@ from chorale.api.openapi import operations
 from chorale.api.responses import request as responses
 from chorale.api.telemetry.engine_metrics import COUNTER, ENGINE_METRICS
 from chorale.api.telemetry.metric_names import BY_SERVER, COUNTERS, STORE_GAUGES
+from chorale.llm.options import engine_arguments
+from chorale.llm.params import sampling_arguments
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
@@ -180,6 +182,15 @@ def _is_sent(value: object) -> TypeGuard[type[errors.ChoraleError]]:
     return value is not errors.ChoraleError and not issubclass(value, errors.ConfigError)
 
 
+def arguments_table(rows: Iterable[tuple[str, str, object, str]]) -> str:
+    """Returns a table of the arguments of a Python class."""
+    lines = ["| argument | type | default | meaning |", "|---|---|---|---|"]
+    for name, kind, default, meaning in rows:
+        kind = kind.replace("|", "\\|")
+        lines.append(f"| `{name}` | `{kind}` | `{default!r}` | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
 # Page -> table -> what writes it.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "api.md": {"endpoints": endpoints, "errors": errors_table},
@@ -195,6 +206,10 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "limits": limits_table,
     },
     "metrics.md": {"own": own_metrics},
+    "llm.md": {
+        "llm": lambda: arguments_table(engine_arguments()),
+        "sampling": lambda: arguments_table(sampling_arguments()),
+    },
 }
 
 
