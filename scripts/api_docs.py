@@ -1,4 +1,4 @@
-"""Writes the generated tables of api.md, api-fields.md, llm.md and metrics.md in docs/reference from the code.
+"""Writes the generated tables of api.md, api-fields.md, llm.md and metrics.md (docs/reference) from the code.
 
     python scripts/api_docs.py           rewrites the pages
     python scripts/api_docs.py --check   exits 1 and prints the first line that differs
