@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from chorale.errors import QueueFullError, RequestError
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.frames import raw_grammar
+from chorale.grammar.place import explained
 
 MAX_PENDING = 64
 CACHE_BYTES = 64 * 1024 * 1024
@@ -37,9 +38,8 @@ class GrammarChecker:
             self._verdicts.move_to_end(key)
             verdict = self._verdicts[key]
             if verdict is not None:
-                raise RequestError(
-                    f"{constraint.param}: {verdict}", param=constraint.param, code="unsupported_value"
-                )
+                message = explained(constraint, verdict)
+                raise RequestError(message, param=constraint.param, code="unsupported_value")
 
     async def _compile(self, constraint: Constraint) -> str | None:
         """Returns why a constraint cannot be used, or None."""

@@ -31,8 +31,8 @@ _NEGATIVE = re.compile(r"-\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _ADDRESSES = ("$ref", "$id")
 _ADDRESS_CHARS = "%/#?:@!$&'()*+,;=~"
 # Keywords that map names to schemas, and keywords whose value is not a schema.
-_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_VALUES = ("const", "enum", "default", "examples")
+NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+VALUES = ("const", "enum", "default", "examples")
 _PASSES = 8  # number of passes over a schema's references
 _DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(?:2019-09|2020-12))/schema#?")
 
@@ -161,9 +161,9 @@ def _addressed(value: Any) -> Any:
 def _keyword(key: str, value: Any) -> Any:
     if key in _ADDRESSES and isinstance(value, str):
         return quote(value, safe=_ADDRESS_CHARS, errors="replace")
-    if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+    if key in NAMED_SCHEMAS and isinstance(value, Mapping):
         return {name: _addressed(schema) for name, schema in value.items()}
-    return value if key in _VALUES else _addressed(value)
+    return value if key in VALUES else _addressed(value)
 
 
 def _depth(value: Any, limit: int) -> int:

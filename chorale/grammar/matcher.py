@@ -159,7 +159,8 @@ def explain(error: str) -> str:
     lines = error.strip().splitlines() or ["cannot be compiled"]
     line = lines[0]
     if line.endswith(":"):  # for a regex, the pattern and a pointer follow, then the reason
-        line += next((f" {found[7:]}" for found in lines if found.startswith("error: ")), "")
+        reason = next((f" {found[7:]}" for found in lines if found.startswith("error: ")), "")
+        line += f" {lines[1].strip()}:{reason}" if reason and len(lines[1]) <= 100 else reason
     for prefix in ("failed to compile JSON schema: ", "): "):
         _, found, rest = line.partition(prefix)
         line = rest if found and rest else line

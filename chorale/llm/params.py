@@ -15,6 +15,7 @@ from chorale.config.sampling_fields import GENERATION, MAX_CHOICES, SAMPLING_FIE
 from chorale.errors import RequestError
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.matcher import check_constraint
+from chorale.grammar.place import explained
 from chorale.llm.options import listed
 from chorale.requests.formats import constraint_of
 
@@ -79,7 +80,7 @@ def check_compiles(constraint: Constraint) -> None:
     try:
         _compiled(constraint)
     except ValueError as error:
-        raise ValueError(f"{constraint.param}: {error}") from None
+        raise ValueError(explained(constraint, str(error))) from None
 
 
 @functools.lru_cache(maxsize=64)
