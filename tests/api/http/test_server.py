@@ -100,7 +100,7 @@ async def test_a_unix_socket_is_served_and_then_removed(sockets: Path) -> None:
 @pytest.mark.parametrize("root_path", ["/llm", "/llm/"])
 async def test_paths_are_served_with_and_without_the_proxys_prefix(root_path: str) -> None:
     async with served(root_path=root_path, listens=True) as server:
-        for path, status in {"/version": 200, "/llm/version": 200, "/llmx/version": 404, "/llm": 404}.items():
+        for path, status in {"/version": 200, "/llm/version": 200, "/llmx/version": 404, "/llm": 307}.items():
             assert (await call(server.port, "GET", path, headers={"host": "example.org"})).status == status, (
                 path
             )
