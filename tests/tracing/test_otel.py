@@ -191,7 +191,7 @@ def test_without_the_package_the_flag_is_an_error_and_the_environment_is_not(
 ) -> None:
     absent(monkeypatch)
     settings = merge(["--otlp-traces-endpoint", "http://localhost:4318"], {})
-    with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint: .*pip install '\.\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint: .*pip install (-e )?'\.\[otel\]'"):
         check_start(settings.engine, settings.server)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
     assert otel.open_tracer(None, "api-0") is None

@@ -10,7 +10,7 @@ import pytest
 
 from chorale.api.telemetry.metrics import Metrics
 from chorale.cli.commands.measure.bench_offline import _conclude, described
-from chorale.client.base import EngineInfo
+from chorale.client.base import EngineInfo, EngineStatus
 from chorale.config.speculative import SpeculativeConfig
 from chorale.engine.types import EngineStats
 from chorale.measure.bench.drafts import SYNTHETIC, DraftCounts
@@ -45,6 +45,7 @@ class Engine:
 
     def __init__(self, stats: EngineStats, info: EngineInfo = INFO, count: int = 1) -> None:
         self.stats, self.info = stats, info
+        self.status = EngineStatus("ready")
         self.engines = (self,) * count
 
 

@@ -41,5 +41,5 @@ def test_a_server_with_a_key_is_measured(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_reason_of_a_failed_start_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "startup", str(tmp_path / "none"), "--num-iters-warm", "0"]) == 1
+    assert main(["bench", "startup", str(tmp_path / "none"), "--num-iters-warm", "0"]) == 2
     assert "no such folder" in capsys.readouterr().err
