@@ -59,7 +59,7 @@ def routes(state: ServerState) -> list[Route]:
 
 async def page(request: Request) -> Response:
     """Returns the page."""
-    body = load("index.html")[0].replace(b"static/", b"static/" + version().encode() + b"/")
+    body = _read("index.html").replace(b"static/", b"static/" + version().encode() + b"/")
     headers = {
         "content-type": _TYPES[".html"],
         "content-security-policy": _POLICY,
@@ -134,7 +134,7 @@ def version() -> str:
     """Returns a hash of all static files."""
     digest = hashlib.sha256()
     for name in sorted(_names()):
-        digest.update(name.encode() + b"\0" + load(name)[0])
+        digest.update(name.encode() + b"\0" + _read(name))
     return digest.hexdigest()[:16]
 
 
@@ -156,5 +156,10 @@ def _names() -> frozenset[str]:
 @cache
 def load(name: str) -> tuple[bytes, bytes | None]:
     """Returns the bytes of a file, and those compressed with gzip unless its format is compressed."""
-    plain = files(__package__).joinpath("static", name).read_bytes()
+    plain = _read(name)
     return plain, None if name.endswith(".woff2") else gzip.compress(plain, mtime=0)
+
+
+@cache
+def _read(name: str) -> bytes:
+    return files(__package__).joinpath("static", name).read_bytes()
