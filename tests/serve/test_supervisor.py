@@ -238,17 +238,23 @@ async def test_no_key_reaches_argv_or_the_engine() -> None:
         assert await ended(s) == 0
 
 
+async def replaced(s: Supervised, number: signal.Signals, deadline: float = PATIENCE) -> None:
+    """Sends a signal to one of two API workers, and waits until another has taken its place."""
+    await s.listening()
+    await until(lambda: len(s.children("api_process")) == 2, "two workers")
+    await s.answers(200)
+    victim = s.children("api_process")[0]
+    os.kill(victim, number)
+    await until(
+        lambda: len(s.children("api_process")) == 2 and victim not in s.children("api_process"),
+        "a new worker",
+        deadline,
+    )
+
+
 async def test_a_dead_api_worker_is_replaced_and_the_other_serves_meanwhile() -> None:
     async with serve(server=WORKERS) as s:
-        await s.listening()
-        await until(lambda: len(s.children("api_process")) == 2, "two workers")
-        await s.answers(200)
-        victim = s.children("api_process")[0]
-        os.kill(victim, signal.SIGKILL)
-        await until(
-            lambda: len(s.children("api_process")) == 2 and victim not in s.children("api_process"),
-            "a new worker",
-        )
+        await replaced(s, signal.SIGKILL)
         for _ in range(20):
             await s.answers(200)
         os.kill(s.engine, signal.SIGKILL)
@@ -259,16 +265,7 @@ async def test_a_dead_api_worker_is_replaced_and_the_other_serves_meanwhile() ->
 async def test_a_stopped_api_worker_is_replaced() -> None:
     """The other worker still answers health probes, so only the missing heartbeats reveal it."""
     async with serve(server=WORKERS, engine={"heartbeat_timeout": 1.5}) as s:  # 3 s for a worker
-        await s.listening()
-        await until(lambda: len(s.children("api_process")) == 2, "two workers")
-        await s.answers(200)
-        victim = s.children("api_process")[0]
-        os.kill(victim, signal.SIGSTOP)
-        await until(
-            lambda: len(s.children("api_process")) == 2 and victim not in s.children("api_process"),
-            "a new worker",
-            180,
-        )
+        await replaced(s, signal.SIGSTOP, 180)
         await s.answers(200)
 
 

@@ -148,7 +148,7 @@ def _measured(cost: Cost) -> Iterator[_Looks]:
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     # As in a server. Collecting the garbage of earlier tests would hold the lock for 50 ms.
-    # A server switches after 1 ms, too: what is left of a long hold is a call that does not release the lock.
+    # A server switches threads after 1 ms, too. Only a call that keeps the lock can then hold it for long.
     with quiet_collector(gc.get_threshold()), _on_one_processor(), quick_switching():
         looks, started = _Looks(), time.process_time()
         yield looks
