@@ -21,6 +21,7 @@ from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.wire.messages import Heartbeat, encode, heartbeat_address
 from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import EngineDeadError
+from chorale.machine.processes import threads_of
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -166,7 +167,14 @@ def beat(state: str = "ready", step: float = 0.0, p99: float = 0.0, device: str 
 
 @pytest.fixture
 def sleeper() -> Iterator[int]:
-    with subprocess.Popen(("sleep", "300")) as process:
+    """The id of a process that sleeps, and no longer waits for a processor to start."""
+    with subprocess.Popen("cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")
+        process.stdout.read(1)
+        while any(thread.is_runnable for thread in threads_of(process.pid).values()):
+            time.sleep(0.01)
         yield process.pid
         process.kill()
 
