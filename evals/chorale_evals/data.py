@@ -92,15 +92,15 @@ def data_folder(task: str, given: str | Path | None) -> Path | None:
 
 def _read(path: Path, columns: Sequence[str]) -> list[Row]:
     """Reads a file as CSV if its name ends in ".csv", else as JSON lines."""
+    content = read_file(path)
     try:
-        _check_size(path.stat().st_size, path)
-        text = path.read_bytes().decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
         if path.suffix == ".csv":
             csv.field_size_limit(_MAX_FIELD)
             rows = list(csv.DictReader(io.StringIO(text, newline="")))
         else:
             rows = [json.loads(line) for line in text.split("\n") if line.strip()]
-    except (OSError, ValueError, csv.Error) as fault:
+    except (ValueError, csv.Error) as fault:
         raise ConfigError(f"{path} cannot be read: {fault}") from fault
     if not rows:
         raise ConfigError(f"{path} has no rows")
@@ -111,6 +111,15 @@ def _read(path: Path, columns: Sequence[str]) -> list[Row]:
             has = ", ".join(sorted(map(str, row))[:12])
             raise ConfigError(f"{path}: row {number} has no column {missing[0]!r} (it has {has})")
     return rows
+
+
+def read_file(path: Path) -> bytes:
+    """Returns a file's content. Raises ``ConfigError`` if it is missing or too large."""
+    try:
+        _check_size(path.stat().st_size, path)
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
 
 
 def _check_size(size: int, where: object) -> None:

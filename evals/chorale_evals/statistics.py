@@ -28,10 +28,9 @@ def wilson(mean: float, count: float) -> Estimate:
     """Returns Wilson's score interval of a proportion ``mean`` among ``count`` independent samples."""
     if count <= 0:
         return Estimate(mean, 0.0, 1.0)
-    centre = (mean + Z95 * Z95 / (2 * count)) / (1 + Z95 * Z95 / count)
-    half = (
-        Z95 / (1 + Z95 * Z95 / count) * math.sqrt(mean * (1 - mean) / count + Z95 * Z95 / (4 * count * count))
-    )
+    scale = 1 + Z95 * Z95 / count
+    centre = (mean + Z95 * Z95 / (2 * count)) / scale
+    half = Z95 / scale * math.sqrt(mean * (1 - mean) / count + Z95 * Z95 / (4 * count * count))
     low = 0.0 if mean <= 0 else max(0.0, centre - half)
     high = 1.0 if mean >= 1 else min(1.0, centre + half)
     return Estimate(mean, low, high)

@@ -7,7 +7,6 @@ from typing import Any
 
 from chorale.requests.usage import TokenUsage
 from chorale_evals.record import Record
-from chorale_evals.runner import Plan
 from chorale_evals.statistics import Estimate, clustered
 from chorale_evals.task import Task
 
@@ -69,8 +68,3 @@ class Tally:
             "fingerprints": sorted(self.fingerprints),
             "breakdowns": [[one.name, one.score, one.count] for one in self.task.breakdowns(self.groups)],
         }  # fmt: skip
-
-
-def tallies(plan: Plan) -> dict[tuple[str, str], Tally]:
-    """Returns empty tallies by (task, effort)."""
-    return {(task.name, effort): Tally(task, effort) for task in plan.tasks for effort in plan.efforts}

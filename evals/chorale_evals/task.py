@@ -15,8 +15,6 @@ from typing import Any
 from chorale_evals.session import Session
 from chorale_evals.wire import Message
 
-_LONG = 20_000  # length in characters from which a text is graded in a thread
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -81,7 +79,7 @@ class Task:
         return {}
 
     def grade(self, sample: Sample, repeat: int, text: str) -> Outcome:
-        """Returns the outcome of the final text. Runs in a thread if the text is long."""
+        """Returns the outcome of the final text. Runs in a thread, because a text may be long."""
         raise NotImplementedError
 
     async def run(self, sample: Sample, repeat: int, session: Session) -> Outcome:
@@ -90,10 +88,7 @@ class Task:
         Raises ``UnansweredError`` or ``RefusedError``.
         """
         reply = await session.ask(self.messages(sample, repeat), **self.fields(sample))
-        if len(text := reply.graded) < _LONG:
-            outcome = self.grade(sample, repeat, text)
-        else:
-            outcome = await asyncio.to_thread(self.grade, sample, repeat, text)
+        outcome = await asyncio.to_thread(self.grade, sample, repeat, reply.graded)
         if reply.finish_reason == "length":
             outcome.detail.setdefault("reason", "the answer was cut at the token limit")
         return outcome

@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 
 from chorale_evals.record import Record
 from chorale_evals.summary import Tally
@@ -27,8 +28,8 @@ class Line:
         return max(time.monotonic() - self._began, 1e-3)
 
     def left(self, done: float, total: float) -> str:
-        """Returns the estimated remaining time, from the average speed so far."""
-        return f"about {duration(self.seconds * (total - done) / done)} left" if done else ""
+        """Returns the estimated remaining time (h:mm:ss), from the average speed so far."""
+        return f"about {timedelta(seconds=int(self.seconds * (total - done) / done))} left" if done else ""
 
     def show(self, text: Callable[[], str], *, last: bool = False) -> None:
         """Shows a line if the last one is old enough. ``last``: always, and ends the line."""
@@ -81,11 +82,3 @@ def short(value: float) -> str:
         if value < limit:
             return f"{value / divisor:.{1 if unit == 'M' and value < 1e7 else 0}f}{unit}"
     return f"{value / 1e9:.1f}G"
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

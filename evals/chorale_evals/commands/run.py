@@ -21,7 +21,7 @@ from chorale_evals.record import Key, Record
 from chorale_evals.report.page import write_report
 from chorale_evals.runner import Plan, Runner
 from chorale_evals.session import RETRIES
-from chorale_evals.summary import Tally, tallies
+from chorale_evals.summary import Tally
 from chorale_evals.task import Task
 from chorale_evals.tasks import make_task
 
@@ -105,7 +105,7 @@ async def _ask(
 ) -> list[Tally]:
     """Requests all answers that are not final yet and returns the rows of the table."""
     done = {key for key, record in records.items() if record.status == "answered"}
-    shown = tallies(plan)
+    shown = {(task.name, effort): Tally(task, effort) for task in plan.tasks for effort in plan.efforts}
     wanted = {trial.key for trial in plan.trials()}
     for key in wanted & done:
         shown[key.task, key.effort].add(records[key])

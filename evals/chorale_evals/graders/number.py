@@ -110,10 +110,7 @@ def _numbers(text: str) -> list[tuple[Fraction, bool]]:
     for one in _NUMBER.finditer(text):
         below = int(one["below"] or 1)
         if below:
-            value = (
-                Fraction(re.sub("[, ]", "", one["digits"]))
-                * Fraction(10) ** int(one["exponent"] or 0)
-                / below
-            )
+            digits, power = re.sub("[, ]", "", one["digits"]), int(one["exponent"] or 0)
+            value = Fraction(digits) * Fraction(10) ** power / below
             found.append((-value if one["sign"] == "-" else value, bool(one["percent"])))
     return found

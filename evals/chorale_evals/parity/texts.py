@@ -48,12 +48,12 @@ class Draw:
 
 def make_texts(lengths: Sequence[int], number: int) -> list[Text]:
     """Returns ``number`` texts of each length, cycling through the kinds."""
-    kinds = tuple(_KINDS)
+    kinds = tuple(KINDS)
     texts = []
     for length in lengths:
         for index in range(number):
             kind = kinds[index % len(kinds)]
-            ids = _cut(_KINDS[kind](Draw(1_000_003 * length + index)), length)
+            ids = _cut(KINDS[kind](Draw(1_000_003 * length + index)), length)
             texts.append(Text(f"{kind}-{length}-{index}", kind, length, ids))
     return texts
 
@@ -85,20 +85,9 @@ def _prose(draw: Draw) -> Iterator[str]:
 
 def _code(draw: Draw) -> Iterator[str]:
     while True:
-        action, noun, other = (
-            draw.one(_LISTS["actions"]),
-            draw.one(_LISTS["nouns"]),
-            draw.one(_LISTS["nouns"]),
-        )
-        limit = draw.below(500)
-        yield (
-            f"def {action}_{noun}({noun}s: list[int], {other}: int = {limit}) -> int:\n"
-            f'    """Return the {noun} after {other}, or {limit} if there is none."""\n'
-            f"    for position, value in enumerate({noun}s):\n"
-            f"        if value > {other} and position % {2 + draw.below(7)} == 0:\n"
-            f"            return value - {other}\n"
-            f"    return {limit}\n\n\n"
-        )
+        action, noun, other = (draw.one(_LISTS[name]) for name in ("actions", "nouns", "nouns"))
+        drawn = {"limit": draw.below(500), "modulus": 2 + draw.below(7)}
+        yield _LISTS["code"][0].format(action=action, noun=noun, other=other, **drawn)
 
 
 def _numbers(draw: Draw) -> Iterator[str]:
@@ -115,20 +104,14 @@ def _numbers(draw: Draw) -> Iterator[str]:
 
 
 def _conversation(draw: Draw) -> Iterator[str]:
-    yield "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
-    yield "Knowledge cutoff: 2024-06\n\nReasoning: low\n\n# Valid channels: analysis, commentary, final. "
-    yield "Channel must be included for every message.<|end|>"
+    yield from _LISTS["system"]
     while True:
         a, b = draw.below(100), draw.below(100)
-        values = {"a": a, "b": b, "c": draw.below(100), "s": a + b, "n": 2 + draw.below(80)}
-        filled = {**values, "w": draw.one(_LISTS["words"])}
-        question, answer = (
-            draw.one(_LISTS["questions"]).format(**filled),
-            draw.one(_LISTS["answers"]).format(**filled),
-        )
-        yield f"<|start|>user<|message|>{question}<|end|>"
-        yield f"<|start|>assistant<|channel|>analysis<|message|>The user asks: {question} {answer}<|end|>"
-        yield f"<|start|>assistant<|channel|>final<|message|>{answer}<|end|>"
+        numbers = {"a": a, "b": b, "c": draw.below(100), "s": a + b, "n": 2 + draw.below(80)}
+        filled = {**numbers, "w": draw.one(_LISTS["words"])}
+        asked, told = (draw.one(_LISTS[name]).format(**filled) for name in ("questions", "answers"))
+        for part in _LISTS["turn"]:
+            yield part.format(question=asked, answer=told)
 
 
 def _echoes(draw: Draw) -> Iterator[str]:
@@ -156,11 +139,10 @@ def _tokens(piece: str) -> tuple[str, ...]:
     return tuple(vocab.decode([token]) for token in _encode(piece))
 
 
-_KINDS: dict[str, Callable[[Draw], Iterator[str]]] = {
+KINDS: dict[str, Callable[[Draw], Iterator[str]]] = {
     "prose": _prose,
     "code": _code,
     "conversation": _conversation,
     "echoes": _echoes,
     "numbers": _numbers,
 }
-KINDS = tuple(_KINDS)

@@ -11,16 +11,9 @@ from typing import Literal
 
 import numpy as np
 
+from chorale_evals.parity import signs
 from chorale_evals.parity.differences import Divergence, Pair
 from chorale_evals.parity.groups import B_CONTINUED, B_IN_A_CROWD, WITHIN, Group, make_groups, noise_of
-from chorale_evals.parity.signs import (
-    Direction,
-    Step,
-    find_direction,
-    find_exactness,
-    find_onset,
-    find_steps,
-)
 from chorale_evals.parity.tally import Tally
 from chorale_evals.statistics import Estimate
 
@@ -47,8 +40,8 @@ class Judgement:
     reasons: tuple[str, ...]
     groups: tuple[Group, ...]
     onset: int | None  # position before which all texts are equal up to rounding, if any
-    steps: tuple[Step, ...]
-    direction: Direction
+    steps: tuple[signs.Step, ...]
+    direction: signs.Direction
     size: Estimate  # mean magnitude over all tokens of the texts
     divergences: tuple[tuple[str, Divergence], ...]  # (name of the text, divergence)
     large_divergence: float  # in nats; a larger divergence is not a tie
@@ -62,34 +55,34 @@ class Judgement:
 
 def judge(pairs: Sequence[Pair], formats: str | None = None) -> Judgement:
     """Returns the verdict. ``formats``: number formats of both servers, if they are known to be equal."""
-    groups, steps, direction = make_groups(pairs), find_steps(pairs), find_direction(pairs)
+    groups, steps, direction = make_groups(pairs), signs.find_steps(pairs), signs.find_direction(pairs)
     tally = Tally.of([pair.delta for pair in pairs])
     size = tally.mean_size()
     divergences = [(pair.text.name, pair.divergence) for pair in pairs if pair.divergence is not None]
     noise = noise_of([Tally.of([*(p.noise_a for p in pairs), *(p.decode_noise_a for p in pairs)])])
     large = 2 * WITHIN * float(noise[-1])
     beyond = _beyond(groups, divergences, large)
-    onset = find_onset(pairs) if beyond else None
-    signs = [] if onset is None else [
+    onset = signs.find_onset(pairs) if beyond else None
+    shown = [] if onset is None else [
         f"up to position {onset - 1} all texts are equal up to rounding, from there on they are not"
     ]  # fmt: skip
-    signs += [step.reason for step in steps if step.is_sign]
-    signs += [direction.reason] if direction.is_sign else []
-    if beyond and (exactness := find_exactness(pairs)) is not None:
+    shown += [step.reason for step in steps if step.is_sign]
+    shown += [direction.reason] if direction.is_sign else []
+    if beyond and (exactness := signs.find_exactness(pairs)) is not None:
         own = "B's own noise is {1:.2g} nats at 99 %, no coarser than A's {0:.2g}".format(*exactness)
-        signs.append(f"no number format explains it: {own}")
+        shown.append(f"no number format explains it: {own}")
     if beyond and formats is not None:
-        signs.append(f"no number format explains it: both compute in the same ({formats})")
+        shown.append(f"no number format explains it: both compute in the same ({formats})")
     precision, fault = _precision(groups, size, tally, divergences)
     verdict: Verdict
-    if not signs and not beyond:
+    if not shown and not beyond:
         unsure = [group for group in groups if group.ratio.value > WITHIN]
         verdict, nearest = "equal", max(groups, key=lambda one: one.ratio.value)
         reasons = [f"the largest ratio is that of {_ratio_sentence(nearest)}"]
         if unsure:
             verdict, reasons = "inconclusive", [_ratio_sentence(group) for group in unsure]
-    elif signs or precision is None:
-        verdict, reasons = "different", [*signs, *beyond, *([fault] if precision is None else [])]
+    elif shown or precision is None:
+        verdict, reasons = "different", [*shown, *beyond, *([fault] if precision is None else [])]
     else:
         verdict, reasons = "precision", [*beyond, _precision_reason(size, precision, tally, pairs)]
     return Judgement(

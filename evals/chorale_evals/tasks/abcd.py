@@ -18,14 +18,11 @@ _END = r"(?![A-Za-z0-9])"
 _PATTERNS = [
     compiled(pattern, flags)
     for pattern, flags in (
-        (rf"{_MARK}Answer[s]?\s*[:\-–]?{_MARK}\s*{_LETTER}\b", re.IGNORECASE),
-        (
-            rf"^\s*{_MARK}?Answer:?{_MARK}?\s*:?\s*{_MARK}?{_LETTER}{_MARK}?\s*",
-            re.IGNORECASE | re.MULTILINE,
-        ),
-        (rf"\bAnswer[s]?\b\s*[:\-–]?\s*\(\s*{_LETTER}\s*\)", re.IGNORECASE),
-        (rf"\bAnswer[s]?\b\s*[:\-–]?\s*{_LETTER}\b", re.IGNORECASE),
-        (rf"\b(?:Option|Choice)\b\s*[:\-–]?\s*{_LETTER}\b", re.IGNORECASE),
+        (rf"{_MARK}Answer[s]?\s*[:\-–]?{_MARK}\s*{_LETTER}\b", re.I),
+        (rf"^\s*{_MARK}?Answer:?{_MARK}?\s*:?\s*{_MARK}?{_LETTER}{_MARK}?\s*", re.I | re.M),
+        (rf"\bAnswer[s]?\b\s*[:\-–]?\s*\(\s*{_LETTER}\s*\)", re.I),
+        (rf"\bAnswer[s]?\b\s*[:\-–]?\s*{_LETTER}\b", re.I),
+        (rf"\b(?:Option|Choice)\b\s*[:\-–]?\s*{_LETTER}\b", re.I),
         (rf"\\boxed\{{[^}}]*?{_LETTER}[^}}]*\}}", 0),
         (rf"\\boxed\{{[^}}]*?\\textbf\{{[^}}]*?{_LETTER}[^}}]*\}}[^}}]*\}}", 0),
         (rf"\\boxed\{{[^}}]*?\\text\{{[^}}]*?{_LETTER}[^}}]*\}}[^}}]*\}}", 0),
@@ -33,7 +30,7 @@ _PATTERNS = [
         (rf"{_ALONE}{_MARK}{_LETTER}{_MARK}{_END}", 0),
         (rf"\\textbf\{{[^}}]*?{_LETTER}[^}}]*\}}", 0),
         (rf"{_ALONE}{_MARK}\s*{_LETTER}\)[^*_\n]+?{_MARK}{_END}", 0),
-        (rf"^\s*{_MARK}?{_LETTER}{_MARK}?\s*[\.\)\-–:]?\s*.*$", re.MULTILINE),
+        (rf"^\s*{_MARK}?{_LETTER}{_MARK}?\s*[\.\)\-–:]?\s*.*$", re.M),
     )
 ]
 

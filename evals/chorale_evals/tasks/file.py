@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from chorale.errors import ConfigError
-from chorale_evals.data import text_id
+from chorale_evals.data import read_file, text_id
 from chorale_evals.graders import Grader
 from chorale_evals.graders.choice import Choice
 from chorale_evals.graders.exact import Exact
@@ -23,7 +23,6 @@ from chorale_evals.wire import Message, strictly
 
 AnyGrader = Exact | Number | Choice | Regex | JsonSchema
 _OURS = {"model", "messages", "stream", "n"}  # request fields that a line must not set
-_MAX_BYTES = 2**30
 
 
 class _Message(msgspec.Struct):
@@ -61,7 +60,7 @@ class FileTask(Task):
     @classmethod
     def load(cls, data: Path, limit: int | None, seed: int) -> FileTask:
         """Reads the file ``data``. Raises ``ConfigError`` for a bad file or line."""
-        content = _read(data)
+        content = read_file(data)
         revision = f"sha256:{hashlib.sha256(content).hexdigest()[:16]}"
         task = cls(list(_samples(content, data)), limit, seed, revision)
         task.name = f"file:{data.name}"
@@ -77,15 +76,6 @@ class FileTask(Task):
     def grade(self, sample: Sample, repeat: int, text: str) -> Outcome:
         grader: Grader = msgspec.convert(sample.question["grader"], AnyGrader)
         return grader.grade(text, sample.target)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ConfigError(f"{path}: larger than {_MAX_BYTES // 2**20} MiB")
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
 
 
 def _samples(data: bytes, path: Path) -> Iterator[Sample]:
@@ -115,7 +105,6 @@ def _sample(given: Any) -> Sample:
     question: dict[str, Any] = {"messages": messages, "grader": options}
     if "request" in given:
         question["request"] = line.request
-    if line.id is not None:
-        return Sample(str(line.id), question, line.answer, line.group)
     text = json.dumps([question, line.answer], sort_keys=True, separators=(",", ":"))
-    return Sample(text_id(text), question, line.answer, line.group)
+    name = text_id(text) if line.id is None else str(line.id)
+    return Sample(name, question, line.answer, line.group)
