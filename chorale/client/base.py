@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from chorale.config.sampling_fields import MAX_LOGPROBS
+from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import NOBODY, EngineStats, GenerateRequest, Owner, TokenChunk
 
 
@@ -82,6 +83,8 @@ class Core(Protocol):
     def abort(self, request_id: str, index: int | None = None) -> None: ...
 
     def check_grammar(self, grammar: str) -> Future[str | None]: ...
+
+    def control(self, command: Command) -> Future[Outcome]: ...
 
     def step(self) -> list[TokenChunk]: ...
 
@@ -172,6 +175,15 @@ class EngineClient(EngineView, Protocol):
         """Return the reason why the engine cannot use a grammar made by ``grammar.frames``, or None.
 
         Raises ``EngineLoadingError`` / ``EngineDeadError`` when no engine is ready.
+        """
+        ...
+
+    async def control(self, command: Command) -> Outcome:
+        """Execute an administrative command on every engine that has not failed for good.
+
+        Raises ``ConflictError`` if the state or the configuration does not allow it, ``EngineLoadingError`` /
+        ``EngineDeadError`` if an engine is missing or dies meanwhile. Then some may have executed it, and it
+        may be sent again. The successor of an engine that dies is paused or sleeps like the one that died.
         """
         ...
 

@@ -18,6 +18,8 @@ from typing import Any
 
 from chorale.config.sampling_fields import MAX_CHOICES
 from chorale.engine.admission import Admission
+from chorale.engine.commands import Command, DeviceControl, NoDeviceControl, Outcome
+from chorale.engine.control import Control
 from chorale.engine.engine_state import EngineState
 from chorale.engine.kv_cache.index_log import IndexLog
 from chorale.engine.pending_grammars import PendingGrammarQueue
@@ -50,10 +52,12 @@ class EngineCore:
         grammars: GrammarService | None = None,
         prefix_secret: bytes = b"",
         drafter: PlanningDrafter | None = None,
+        device: DeviceControl | None = None,
     ) -> None:
         """``clock`` returns seconds since the epoch. With ``grammars`` None, requests with a grammar are
         refused. ``prefix_secret``: the key of the prefix hashes; "" draws one. ``drafter``: guesses tokens
-        that steps verify; None: each step samples one token per row.
+        that steps verify; None: each step samples one token per row. ``device``: releases memory and
+        profiles, if that is possible.
 
         Raises ``ConfigError`` for limits that cannot work.
         """
@@ -65,6 +69,13 @@ class EngineCore:
         self._admission = Admission(limits, self._engine.cache.capacity, prefix_secret)
         self._scheduler = Scheduler(self._engine, limits, drafter)
         self._pending_grammars = PendingGrammarQueue(grammars)
+        self._control = Control(
+            self._engine,
+            self._scheduler,
+            device or NoDeviceControl(),
+            self._abort_all,
+            is_drained=lambda: not self.has_work,
+        )
         self._handles: deque[StepHandle] = deque()
         self._num_steps = 0
         self._last_step_tokens = 0
@@ -72,11 +83,17 @@ class EngineCore:
     # ------------------------------------------------------------------ requests
 
     def add_request(self, request: GenerateRequest) -> None:
-        """Queue a request. A request that cannot be served ends with an ``error`` chunk for each choice."""
-        if request.request_id in self._engine.requests or request.request_id in self._pending_grammars:
-            refusal: str | None = f"request id {request.request_id!r} is already in use"
+        """Queue a request. A request that cannot be served ends with an ``error`` chunk for each choice. A
+        paused engine holds it back until ``control`` resumes it."""
+        control, request_id = self._control, request.request_id
+        known = (self._engine.requests, self._pending_grammars, control.held)
+        if any(request_id in some for some in known):
+            refusal: str | None = f"request id {request_id!r} is already in use"
         else:
             refusal = self._admission.refusal(request)
+        if refusal is None and control.is_paused:
+            control.held[request_id] = request
+            return
         if refusal is None and request.sampling.grammar:
             refusal = self._pending_grammars.add(request)
         elif refusal is None:
@@ -111,6 +128,9 @@ class EngineCore:
         """
         state = self._engine.requests.get(request_id)
         if state is None:
+            held = self._control.held
+            if request_id in held and (index is None or held[request_id].sampling.n == 1):
+                self._end_early(held.pop(request_id), "abort")
             if index is None and (pending := self._pending_grammars.remove(request_id)) is not None:
                 self._end_early(pending, "abort")
             return
@@ -118,6 +138,42 @@ class EngineCore:
             self._engine.end_request(state, "abort", self._clock(), None)
         elif 0 <= index < len(state.sequences):
             self._engine.abort_choice(state.sequences[index], self._clock())
+
+    def _abort_all(self) -> None:
+        for state in list(self._engine.requests.values()):
+            self._engine.end_request(state, "abort", self._clock(), None)
+        for request in self._pending_grammars.remove_all():
+            self._end_early(request, "abort")
+
+    # ------------------------------------------------------------------ administration
+
+    def control(self, command: Command) -> Future[Outcome]:
+        """Execute an administrative command. The future is done at once, except for a pause or sleep that
+        waits for a step in flight or, with mode "wait", for requests: ``step`` finishes it.
+
+        Its exception is a ``ConflictError`` if the state or the configuration does not allow the command.
+        Raises ``EngineError`` if the device fails; the engine cannot be used any more then.
+        """
+        future = self._control.execute(command)
+        self._enter_held()
+        return future
+
+    def _enter_held(self) -> None:
+        if self._control.held and not self._control.is_paused:
+            held = list(self._control.held.values())
+            self._control.held.clear()
+            for request in held:
+                self.add_request(request)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Returns whether the engine sleeps: requests are held back, and its memory may be released."""
+        return self._control.is_sleeping
+
+    @property
+    def refuses(self) -> bool:
+        """Returns whether new requests should be refused, because of a pause that is not "keep"."""
+        return self._control.refuses
 
     # ------------------------------------------------------------------ the loop
 
@@ -129,10 +185,11 @@ class EngineCore:
         failure to their clients themselves need not forward these chunks.
         """
         scheduler, in_flight = self._scheduler, self._engine.in_flight
-        if self._pending_grammars:
+        is_frozen = self._control.is_frozen
+        if self._pending_grammars and not is_frozen:
             self._admit_compiled()
         try:
-            plan = scheduler.schedule(self._clock())
+            plan = None if is_frozen else scheduler.schedule(self._clock())
             if plan is not None:
                 self._handles.append(self._executor.execute(plan))
             if len(in_flight) > (1 if plan is not None and self.limits.async_scheduling else 0):
@@ -140,17 +197,20 @@ class EngineCore:
                 scheduler.commit(record, result, self._clock())
                 self._num_steps += 1
                 self._last_step_tokens = record.plan.num_tokens
-            elif plan is None and self._engine.requests:
+            elif plan is None and self._engine.requests and not is_frozen:
                 raise EngineError("requests are waiting, but the scheduler finds nothing to do")
+            chunks = self.take_chunks()
+            self._control.settle()
         except Exception as error:
             self._handles.clear()
             self._engine.fail(f"the engine failed: {error}", self._clock())
-            for request in self._pending_grammars.remove_all():
+            for request in (*self._pending_grammars.remove_all(), *self._control.held.values()):
                 self._end_early(request, "error", f"the engine failed: {error}")
+            self._control.fail()
             if isinstance(error, EngineError):
                 raise
             raise EngineError(f"a step failed: {type(error).__name__}: {error}") from error
-        return self.take_chunks()
+        return chunks
 
     def take_chunks(self) -> list[TokenChunk]:
         """Return the chunks that ``step`` has not returned yet."""
@@ -159,11 +219,13 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Returns whether ``step`` has anything to compute or return."""
+        if self._control.is_frozen:
+            return not self._engine.is_still
         return bool(self._pending_grammars) or not self._engine.is_idle
 
     def use_idle_time(self) -> bool:
         """Let the executor prepare one thing while there is no work. Returns False if nothing is left."""
-        return self._executor.use_idle_time()
+        return self._control.has_memory and self._executor.use_idle_time()
 
     # ------------------------------------------------------------------ state
 
@@ -196,7 +258,8 @@ class EngineCore:
     @property
     def _num_deferred(self) -> int:
         engine = self._engine
-        return engine.num_waiting_for_prefix + len(self._pending_grammars) + len(engine.loading)
+        pending = len(self._pending_grammars) + len(self._control.held)
+        return engine.num_waiting_for_prefix + pending + len(engine.loading)
 
     def _host_stats(self) -> dict[str, Any]:
         """Return the statistics of the host memory tier."""

@@ -109,6 +109,11 @@ class EngineState:
         return not (self.requests or self.in_flight or self._outbox)
 
     @property
+    def is_still(self) -> bool:
+        """Returns whether no step or chunk is left; requests may be."""
+        return not (self.in_flight or self._outbox)
+
+    @property
     def prompt_tokens_left(self) -> int:
         """Estimate of the tokens that prefills and waiting sequences must still compute."""
         computed = self.rows.computed
@@ -340,6 +345,10 @@ class EngineState:
         """Release the rows that were kept until this step ended."""
         for row in record.retiring:
             self.rows.release(row)
+
+    def forget_blocks(self) -> None:
+        """Empty the prefix cache. No sequence holds blocks."""
+        self.cache.pool.forget_all()
 
     def fail(self, error: str, now: float) -> None:
         """End every request and forget every block and step, because the device's memory is unreliable."""

@@ -224,6 +224,11 @@ class Scheduler:
             self._skipped_rows.remove(sequence.row)
         self._engine.preempt(sequence)
 
+    def preempt_all(self) -> None:
+        """Take row and blocks from every running sequence; they wait to be recomputed."""
+        for sequence in list(self._engine.running.values()):
+            self._preempt(sequence)
+
     # ------------------------------------------------------------------ admissions
 
     def _admit(self, budget: int, now: float, *, is_batch: bool, before: Sequence | None = None) -> int:

@@ -1,0 +1,163 @@
+"""Control: executes administrative commands between steps, and keeps the state of a paused engine.
+
+    running ──pause──► paused ──resume──► running         requests are frozen, finish, or end (``PauseMode``)
+       └─────sleep──► paused ──► asleep ──wake_up──► running     device memory is released, then restored
+
+A command that must wait for requests or for a step in flight (pause, sleep) is finished by a later step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from chorale.engine.commands import MEMORY, Command, DeviceControl, Outcome, PauseMode
+from chorale.engine.engine_state import EngineState
+from chorale.engine.scheduling.scheduler import Scheduler
+from chorale.engine.types import GenerateRequest
+from chorale.errors import ConflictError, EngineDeadError
+
+ASLEEP = "the engine sleeps; wake it up first"
+
+
+class Control:
+    """The pause and the sleep of one engine. ``held``: requests that arrived meanwhile, by id."""
+
+    def __init__(
+        self,
+        engine: EngineState,
+        scheduler: Scheduler,
+        device: DeviceControl,
+        abort_all: Callable[[], None],
+        is_drained: Callable[[], bool],
+    ) -> None:
+        """``abort_all`` ends every request; ``is_drained`` returns whether none is left, nor a step or
+        chunk."""
+        self._engine, self._scheduler, self._device = engine, scheduler, device
+        self._abort_all, self._is_drained = abort_all, is_drained
+        self.held: dict[str, GenerateRequest] = {}
+        self.refuses = False  # new requests are refused; otherwise they are held
+        self.sleep_level: int | None = None
+        self._mode: PauseMode | None = None
+        self._missing: set[str] = set()  # released memory
+        self._unfinished: list[tuple[Command, Future[Outcome]]] = []
+
+    @property
+    def is_paused(self) -> bool:
+        return self._mode is not None
+
+    @property
+    def is_sleeping(self) -> bool:
+        return self.sleep_level is not None
+
+    @property
+    def is_frozen(self) -> bool:
+        """Returns whether no step may be planned: requests are kept as they are, or memory is missing."""
+        return self._mode == "keep" or bool(self._missing)
+
+    @property
+    def has_memory(self) -> bool:
+        return not self._missing
+
+    def execute(self, command: Command) -> Future[Outcome]:
+        """Execute a command, now or in a later step. The future has a ``ConflictError`` if the state does not
+        allow it. Raises ``EngineError`` if the device fails; the engine cannot be used any more then."""
+        future: Future[Outcome] = Future()
+        try:
+            self._check(command)
+        except ConflictError as error:
+            future.set_exception(error)
+            return future
+        if command.action in ("pause", "sleep"):
+            self._pause(command)
+            self._unfinished.append((command, future))
+            self.settle()
+            return future
+        success = True
+        if command.action == "resume":
+            self._resume()
+        elif command.action == "wake_up":
+            self._wake_up(command)
+        elif command.action == "reset_prefix_cache":
+            success = self._reset_cache(preempt=command.preempt)
+        elif command.action != "state":
+            self._device.execute(command)
+        future.set_result(self._outcome(success=success))
+        return future
+
+    def _check(self, command: Command) -> None:
+        asleep = command.action in ("pause", "resume", "start_profile", "stop_profile")
+        if self._missing and asleep:
+            raise ConflictError(ASLEEP)
+        reason = self._device.why_not(command)
+        if reason is not None:
+            raise ConflictError(reason)
+
+    def _outcome(self, *, success: bool = True) -> Outcome:
+        return Outcome(self.is_paused, self.is_sleeping, success)
+
+    # ------------------------------------------------------------------ pause and sleep
+
+    def _pause(self, command: Command) -> None:
+        if command.action == "pause":
+            self.refuses = command.mode != "keep"
+        if self._missing:
+            return  # requests are frozen already
+        self._mode = command.mode
+        if command.mode == "abort":
+            self._abort_all()
+
+    def settle(self) -> None:
+        """Finish the commands that wait, if requests and steps allow it. Raises like ``execute``."""
+        while self._unfinished:
+            still = self._engine.is_still if self.is_frozen else self._is_drained()
+            if not still:
+                return
+            command, future = self._unfinished.pop(0)
+            if command.action == "sleep":
+                self._sleep(command.level)
+            elif command.clear_cache and self._mode != "keep":
+                self._reset_cache()
+            future.set_result(self._outcome())
+
+    def _sleep(self, level: int) -> None:
+        if level == 0 and not self._missing:
+            self.sleep_level = 0
+            return
+        if len(self._missing) < len(MEMORY) or level > (self.sleep_level or 0):
+            self._scheduler.preempt_all()
+            self._engine.forget_blocks()
+            self.sleep_level = level
+            self._missing = set(MEMORY)
+            self._device.execute(Command(action="sleep", level=level))
+
+    def _resume(self) -> None:
+        """End the pause. A pause or sleep that has not finished yet is given up."""
+        for _, future in self._unfinished:
+            future.set_exception(ConflictError("another command ended the pause before it was complete"))
+        self._unfinished.clear()
+        self._mode = self.sleep_level = None
+        self.refuses = False
+
+    def _wake_up(self, command: Command) -> None:
+        wanted = tuple(tag for tag in MEMORY if tag in self._missing and tag in (command.tags or MEMORY))
+        if wanted:
+            self._device.execute(Command(action="wake_up", tags=wanted))
+            self._missing.difference_update(wanted)
+        if not self._missing:
+            self._resume()
+
+    def _reset_cache(self, *, preempt: bool = False) -> bool:
+        if preempt:
+            self._scheduler.preempt_all()
+        if not self._engine.cache.pool.is_free:
+            return False
+        self._engine.forget_blocks()
+        return True
+
+    def fail(self) -> None:
+        """Forget requests and commands that wait, because the engine has failed."""
+        self.held.clear()
+        for _, future in self._unfinished:
+            future.set_exception(EngineDeadError("the engine failed"))
+        self._unfinished.clear()
