@@ -50,6 +50,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     speculation: str = ""  # description of how tokens are drafted; "": no speculative decoding
     num_speculative_tokens: int = 0  # maximum of draft tokens per row and step
     synthetic_acceptance: bool = False  # drafts are accepted by a profile: the output has no meaning
+    enable_sleep_mode: bool = False
+    has_profiler: bool = False
     max_logprobs: int = MAX_LOGPROBS  # maximum of alternative tokens per position in a request
     # generation_config.json: sampling defaults by vLLM's names (temperature, top_p, ...)
     default_sampling: dict[str, float] = {}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from chorale.config.kv_events import KvEventsConfig
+from chorale.config.profiler import ProfilerConfig
 from chorale.config.speculative import SpeculativeConfig, check_ranks_of_head
 from chorale.errors import ConfigError
 
@@ -68,6 +69,8 @@ class EngineConfig:
     mixed_cuda_graphs: bool = True  # captures small mixed steps if decode steps are captured
     speculative_config: SpeculativeConfig | None = None  # None: one token per row and step
     kv_events_config: KvEventsConfig | None = None  # publishes changes of the prefix index
+    enable_sleep_mode: bool = False  # the engine can release its memory and restore it
+    profiler_config: ProfilerConfig | None = None  # traces on request; None: no profiler
     max_logprobs: int = 20
     generation_config: Literal["auto", "none"] = "auto"
     override_generation_config: dict[str, float] | None = None  # overrides the checkpoint's file
@@ -131,6 +134,9 @@ class ServerConfig:
     allow_credentials: bool = False
     enable_request_id_headers: bool = True
     disable_docs: bool = False
+    admin_endpoints: Literal["auto", "on", "off"] = (
+        "auto"  # auto: off for others than this machine without keys
+    )
     disable_log_stats: bool = False  # no throughput lines, and no vllm: series on /metrics
     log_stats_interval: float = 10.0  # seconds between throughput lines
     tokenizer_info: bool = False  # serve /tokenizer_info
@@ -212,6 +218,10 @@ def check_sizes(config: EngineConfig) -> None:
         raise ConfigError("--prompt-delay must be 0 or more seconds")
     if config.kv_offloading_size is not None and not 0 <= config.kv_offloading_size < float("inf"):
         raise ConfigError("--kv-offloading-size must be 0 or more GiB")
+    if config.enable_sleep_mode and config.kv_offloading_size:
+        raise ConfigError(
+            "--enable-sleep-mode and --kv-offloading-size: choose one; a sleep drops the KV pages"
+        )
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
 

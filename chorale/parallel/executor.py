@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
+from chorale.engine.commands import Command
 from chorale.engine.types import GrammarService, SamplingSpec, StepHandle, StepPlan, StepResult
 from chorale.errors import EngineError
 from chorale.parallel.communicator import Communicator
 from chorale.parallel.processes import RankProcesses
-from chorale.parallel.wire import Grammar, Plan, WorkerCall, encode
+from chorale.parallel.wire import Administer, Grammar, Plan, WorkerCall, encode
 
 
 class FirstExecutor(Protocol):
@@ -24,6 +25,11 @@ class FirstExecutor(Protocol):
     def execute(self, plan: StepPlan) -> StepHandle: ...
 
     def prepare(self, action: WorkerCall) -> None: ...
+
+    def control(self, command: Command) -> None: ...
+
+    @property
+    def is_awake(self) -> bool: ...
 
     def shutdown(self) -> None: ...
 
@@ -58,6 +64,20 @@ class RankedExecutor:
             self._first.prepare(action)
         except EngineError as error:
             raise self._ranks.cause(error) from error
+
+    def control(self, command: Command) -> None:
+        """Execute a command on every rank; returns when all have done so. Raises ``EngineError``."""
+        if command.action == "sleep":
+            self._later.clear()
+        try:
+            self._ranks.carry_out(encode(Administer(command)), lambda: self._first.control(command))
+        except EngineError as error:
+            raise self._ranks.cause(error) from error
+
+    @property
+    def is_awake(self) -> bool:
+        """Returns whether steps can run."""
+        return self._first.is_awake
 
     def shutdown(self) -> None:
         """End the other ranks and release the memory of this one."""

@@ -90,6 +90,17 @@ class RankProcesses:
         """Wait until all ranks accept plans."""
         self._wait(lambda: all(each.is_ready for each in self._ranks))
 
+    def carry_out(self, data: bytes, own: Callable[[], None]) -> None:
+        """Send a long task to every rank, run rank 0's ``own`` part, and wait until all have done it.
+
+        Meanwhile a rank may be silent for as long as while it loads."""
+        with self._shared.changed:
+            for each in self._ranks:
+                each.is_ready = False
+        self.send(data)
+        own()
+        self.wait_ready()
+
     def abort_by(self, abort: Callable[[], None]) -> None:
         """Set the function that aborts current exchanges when a rank is lost."""
         self._abort = abort

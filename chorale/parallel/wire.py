@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from chorale.engine.commands import Command
 from chorale.engine.types import BoolArray, IntArray, StepPlan
 from chorale.machine.hardware import Hardware
 
@@ -45,6 +46,12 @@ class Grammar(msgspec.Struct, frozen=True, tag="grammar"):
     text: str
 
 
+class Administer(msgspec.Struct, frozen=True, tag="administer"):
+    """A command for the rank's device (``FirstExecutor.control``), which a ``Ready`` answers."""
+
+    command: Command
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """The engine ends."""
 
@@ -59,7 +66,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """A rank is ready for plans."""
+    """A rank is ready for plans, after its start or a command."""
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
@@ -76,7 +83,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: Literal["config", "exchange", "gpu", "other"]
 
 
-ToRank = Machine | Plan | WorkerCall | Grammar | Stop
+ToRank = Machine | Plan | WorkerCall | Grammar | Administer | Stop
 FromRank = Opened | Ready | Beat | Failed
 
 

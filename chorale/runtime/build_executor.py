@@ -55,7 +55,21 @@ def make_executor(
     rank: Rank | None = None,
     drafts: DraftSetup | None = None,
 ) -> LocalExecutor:
-    """Make the executor. ``rank``: the owner of the model's part, if there are several ranks. ``drafts``:
+    """Make the executor of ``make_worker``'s worker."""
+    worker = make_worker(model, kv, resolved, device, grammar, rank, drafts)
+    return LocalExecutor(worker, overlaps=device.overlap, gpu=device.hardware.label)
+
+
+def make_worker(
+    model: GptOss,
+    kv: list[torch.Tensor],
+    resolved: Resolved,
+    device: Device,
+    grammar: GrammarRows,
+    rank: Rank | None = None,
+    drafts: DraftSetup | None = None,
+) -> Worker:
+    """Make the worker. ``rank``: the owner of the model's part, if there are several ranks. ``drafts``:
     required if plans have drafts."""
     limits = resolved.limits
     buffers = Buffers(
@@ -95,10 +109,9 @@ def make_executor(
         mixed_graphs = MixedGraphRunner(device, model, kv, buffers, longest, aux_states)
     own = [] if drafting is None or drafting.head is None else [drafting.head.kv]
     transfers = make_transfers(model, [*kv, *own], resolved, device)
-    worker = Worker(
+    return Worker(
         device, model, kv, buffers, sampler, grammar, decode_graphs, mixed_graphs, drafting, transfers
     )
-    return LocalExecutor(worker, overlaps=device.overlap, gpu=device.hardware.label)
 
 
 def make_transfers(

@@ -8,18 +8,31 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
+from chorale.engine.commands import Command
 from chorale.engine.types import StepHandle, StepPlan, StepResult
 from chorale.errors import ChoraleError, EngineError
 from chorale.runtime.gpu_faults import explain
+from chorale.runtime.profiler import TorchProfiler
+from chorale.runtime.rank_memory import RankMemory
 from chorale.runtime.worker import Worker
 
 
 class LocalExecutor:
     """Passes plans to the worker. When ``execute`` returns, the step has run (CPU) or is enqueued (GPU)."""
 
-    def __init__(self, worker: Worker, *, overlaps: bool = False, gpu: str = "") -> None:
-        """``overlaps``: the device still computes after ``execute`` returns. ``gpu``: ``Hardware.label``."""
+    def __init__(
+        self,
+        worker: Worker,
+        *,
+        overlaps: bool = False,
+        gpu: str = "",
+        memory: RankMemory | None = None,
+        profiler: TorchProfiler | None = None,
+    ) -> None:
+        """``overlaps``: the device still computes after ``execute`` returns. ``gpu``: ``Hardware.label``.
+        ``memory`` and ``profiler``: required for ``control``."""
         self._worker: Worker | None = worker
+        self._memory, self._profiler = memory, profiler
         self._later: deque[Callable[[Worker], None]] = deque()
         self._timer = StepTimer(overlaps=overlaps)
         self._gpu = gpu
@@ -54,12 +67,35 @@ class LocalExecutor:
         except Exception as error:
             _raise(error, "a step could not be prepared", self._gpu)
 
-    def take_worker(self) -> Worker:
-        """Return the worker, to run it without this executor. Raises ``EngineError``."""
-        worker, self._worker = self._worker, None
-        if worker is None:
+    def control(self, command: Command) -> None:
+        """Release or restore the device's memory, or profile. No step is in flight.
+
+        Raises ``EngineError``."""
+        try:
+            if command.action == "sleep" and self._memory is not None:
+                self._worker = None
+                self._later.clear()
+                self._memory.release(command.level)
+            elif command.action == "wake_up" and self._memory is not None:
+                self._worker = self._memory.restore(command.tags)
+            elif command.action == "start_profile" and self._profiler is not None:
+                self._profiler.start()
+            elif command.action == "stop_profile" and self._profiler is not None:
+                self._profiler.stop()
+        except Exception as error:
+            _raise(error, f"{command.action} failed", self._gpu)
+
+    @property
+    def is_awake(self) -> bool:
+        """Returns whether steps can run."""
+        return self._worker is not None
+
+    @property
+    def worker(self) -> Worker:
+        """The worker, to run it without this executor. Raises ``EngineError`` if there is none."""
+        if self._worker is None:
             raise EngineError("the executor was shut down")
-        return worker
+        return self._worker
 
     def shutdown(self) -> None:
         """Release the device's memory. Results of executed steps can still be read."""

@@ -103,7 +103,7 @@ def test_captured_steps(odd: Path, size: int) -> None:
     check_equal(run(core, requests), run(alone, requests))
     counts = set()
     for each in executor.executors:
-        worker = each.take_worker()
+        worker = each.worker
         assert worker._decode_graphs is not None
         assert worker._mixed_graphs is not None
         counts.add((worker._decode_graphs.num_graphs, worker._mixed_graphs.num_graphs))
@@ -123,7 +123,7 @@ def test_drafts(odd: Path, size: int) -> None:
     check_equal(run(drafted, requests), expected)
     committer = drafted._scheduler.committer
     assert 20 < committer.num_accepted_tokens < committer.num_draft_tokens
-    last_tokens = [each.take_worker()._buffers.last_token[:-1].tolist() for each in executor.executors]
+    last_tokens = [each.worker._buffers.last_token[:-1].tolist() for each in executor.executors]
     assert all(tokens == last_tokens[0] for tokens in last_tokens)
     core.shutdown()
 

@@ -32,6 +32,7 @@ from chorale.runtime.sizing.offload import check_host_memory
 from chorale.runtime.sizing.resolve import check_model, parts_of
 from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
 from chorale.serve.engine.build_rank import BuiltRank, Phases, build_rank, open_rank
+from chorale.serve.engine.device_control import EngineDevice
 from chorale.serve.engine.ranks import RankDevice, StartedRanks, start_ranks
 
 logger = logging.getLogger(__name__)
@@ -146,7 +147,9 @@ def _build_on(rank_device: RankDevice, start: _Start) -> tuple[EngineCore, Engin
         grammars=service,
         prefix_secret=start.prefix_secret,
         drafter=make_drafter(start.config.speculative_config),
+        device=EngineDevice(start.config, executor, found.resolved),
     )
+    phases.end()
     links = "" if ranks is None else ranks.links()
     return core, _info(start.config, start.model, found, rank_device, links, phases.seconds)
 
@@ -214,6 +217,8 @@ def _info(
         speculation="" if config.speculative_config is None else str(config.speculative_config),
         num_speculative_tokens=resolved.most_drafts,
         synthetic_acceptance=bool(config.speculative_config and config.speculative_config.is_synthetic),
+        enable_sleep_mode=config.enable_sleep_mode,
+        has_profiler=config.profiler_config is not None,
         max_logprobs=resolved.max_logprobs,
         default_sampling=sampling,
         notes=resolved.notes,

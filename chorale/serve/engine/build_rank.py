@@ -25,15 +25,18 @@ from chorale.model.draft.random_head import random_head
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
 from chorale.parallel.shares import Share
-from chorale.runtime.build_executor import allocate_kv, make_executor
+from chorale.runtime.build_executor import allocate_kv, make_worker
 from chorale.runtime.device import DTYPES, Device, open_device
 from chorale.runtime.drafts.drafting import DraftSetup
 from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.profiler import TorchProfiler
 from chorale.runtime.progress import Progress
+from chorale.runtime.rank_memory import Loaded, RankMemory
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sizing.graph_sizes import MIXED_TOKENS
 from chorale.runtime.sizing.memory import gib
 from chorale.runtime.sizing.resolve import Decision, Resolved, cpu_precision, default_threads, resolve
+from chorale.runtime.worker import Worker
 from chorale.serve.engine import compile_phase
 from chorale.serve.engine.compile_phase import DryRank
 from chorale.serve.engine.ranks import RankDevice, exchange_of, note_poorest, note_slow_exchange
@@ -50,6 +53,10 @@ class Phases:
     def __init__(self, progress: Progress | None) -> None:
         self.report: Progress = progress or _silent
         self.seconds: dict[str, float] = {}
+
+    def end(self) -> None:
+        """Report nothing any more: the engine is ready, also if it loads again after a sleep."""
+        self.report = _silent
 
     @contextmanager
     def phase(self, name: str, message: str = "") -> Iterator[None]:
@@ -126,29 +133,79 @@ def build_rank(
 
     ops = peers or ops
     grammars.warm()  # runs concurrently with loading
+    memory = rank_memory(config, folder, model_config, rank_device, ops, resolved, grammars, phases)
     with phases.phase("load", str(folder)):
+        loaded = memory.load()
+    if precompiler is not None:
+        with phases.phase("compile"):
+            compile_phase.precompile(
+                precompiler,
+                loaded.model,
+                resolved,
+                device,
+                grammars,
+                phases.report,
+                dry_rank(),
+                loaded.drafts,
+            )
+            device.trim()
+    with phases.phase("kv_pool", _pool_message(resolved)):
+        executor = LocalExecutor(
+            memory.make(),
+            overlaps=device.overlap,
+            gpu=device.hardware.label,
+            memory=memory,
+            profiler=make_profiler(config, rank_device),
+        )
+    grammars.wait_warm()
+    return BuiltRank(loaded.model, resolved, executor, precompiler, exchange)
+
+
+def rank_memory(
+    config: EngineConfig,
+    folder: Path,
+    model_config: ModelConfig,
+    rank_device: RankDevice,
+    ops: Ops,
+    resolved: Resolved,
+    grammars: GrammarCache,
+    phases: Phases,
+) -> RankMemory:
+    """Returns the builder of a rank's weights and worker."""
+    device, rank = rank_device.device, rank_device.rank
+    plain = select_ops(
+        config.ops,
+        str(device.torch_device),
+        dense_experts=model_config.dense_experts,
+        precision=cpu_precision(config, model_config),
+    )
+
+    def load() -> Loaded:
         fp8 = config.moe_activation_dtype == "fp8"
         share = None if rank is None else rank.share
         model = load_model(
             folder, model_config, ops, resolved, device, phases.report, fp8_activations=fp8, share=share
         )
-        plain = select_ops(config.ops, name, dense_experts=dense, precision=precision)
         embedding = model.weights.embedding
         embed = None if rank is None else partial(model.ops.embed, embedding)
         target = Target(model_config, folder, embedding, embed)
         drafts = draft_setup(config.speculative_config, target, plain, resolved, device)
         device.trim()
-    if precompiler is not None:
-        with phases.phase("compile"):
-            compile_phase.precompile(
-                precompiler, model, resolved, device, grammars, phases.report, dry_rank(), drafts
-            )
-            device.trim()
-    with phases.phase("kv_pool", _pool_message(resolved)):
-        kv = allocate_kv(model.config, resolved, device)
-        executor = make_executor(model, kv, resolved, device, GrammarRows(device, grammars), rank, drafts)
-    grammars.wait_warm()
-    return BuiltRank(model, resolved, executor, precompiler, exchange)
+        return Loaded(model, drafts)
+
+    def make(loaded: Loaded) -> Worker:
+        kv = allocate_kv(loaded.model.config, resolved, device)
+        rows = GrammarRows(device, grammars)
+        return make_worker(loaded.model, kv, resolved, device, rows, rank, loaded.drafts)
+
+    return RankMemory(device, load, make)
+
+
+def make_profiler(config: EngineConfig, rank_device: RankDevice) -> TorchProfiler | None:
+    if config.profiler_config is None:
+        return None
+    number = 0 if rank_device.rank is None else rank_device.rank.share.rank
+    return TorchProfiler(config.profiler_config, number, rank_device.device.torch_device)
 
 
 def step_sizes(model: ModelConfig, resolved: Resolved) -> StepSizes:

@@ -28,6 +28,7 @@ from chorale.parallel.channel import Channel
 from chorale.parallel.communicator import ALONE, CommunicationError, Communicator
 from chorale.parallel.distributed import connect
 from chorale.parallel.wire import (
+    Administer,
     Beat,
     Failed,
     Grammar,
@@ -41,9 +42,9 @@ from chorale.parallel.wire import (
     encode,
 )
 from chorale.runtime.device import Device
+from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explained
 from chorale.runtime.sampling.grammar import GrammarCache
-from chorale.runtime.worker import Worker
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, read_start
 from chorale.serve.engine.build_rank import Phases, build_rank, open_rank
 from chorale.serve.engine.ranks import RankStart, make_rank_device
@@ -86,7 +87,7 @@ def main() -> int:
 class Serving:
     """A loaded rank."""
 
-    worker: Worker
+    executor: LocalExecutor
     grammars: GrammarCache
     communicator: Communicator
     gpu: str  # label of its GPU (``Hardware.label``)
@@ -112,7 +113,7 @@ def load_rank(start: RankStart, channel: Channel) -> Serving:
     if found.precompiler is not None:
         found.precompiler.throttle()
     assert rank_device.rank is not None
-    return Serving(found.executor.take_worker(), grammars, rank_device.rank.communicator, hardware.label)
+    return Serving(found.executor, grammars, rank_device.rank.communicator, hardware.label)
 
 
 @dataclass(slots=True)
@@ -131,7 +132,7 @@ class CurrentStep:
 
 def run(serving: Serving, channel: Channel, step: CurrentStep) -> None:
     """Handles messages in order. Raises ``EngineGone`` at the end, and any error of a step."""
-    worker, grammars, communicator = serving.worker, serving.grammars, serving.communicator
+    executor, grammars, communicator = serving.executor, serving.grammars, serving.communicator
     in_flight: deque[Callable[[], StepResult]] = deque()
     while True:
         if in_flight and not channel.has_message(within=PATIENCE):
@@ -140,13 +141,18 @@ def run(serving: Serving, channel: Channel, step: CurrentStep) -> None:
         message = decode_to_rank(_receive(channel))
         if isinstance(message, Plan):
             step.began = time.monotonic()
-            in_flight.append(worker.run(message.step))
+            in_flight.append(executor.worker.run(message.step))
             step.began = None
             if len(in_flight) > IN_FLIGHT:
                 in_flight.popleft()()  # returns its buffers
                 communicator.check()
         elif isinstance(message, WorkerCall):
-            message(worker)
+            message(executor.worker)
+        elif isinstance(message, Administer):
+            while in_flight:
+                in_flight.popleft()()
+            executor.control(message.command)
+            channel.send(encode(Ready()))
         elif isinstance(message, Grammar):
             grammars.prepare(SamplingSpec(grammar=message.text), ())
         elif isinstance(message, Stop):

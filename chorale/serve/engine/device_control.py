@@ -1,0 +1,58 @@
+"""EngineDevice: the ``DeviceControl`` of an engine, over the executor of all its ranks."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from chorale.config.engine import EngineConfig
+from chorale.engine.commands import PROFILER_IS_OFF, SLEEP_IS_OFF, Command
+from chorale.runtime.sizing.resolve import Resolved
+from chorale.runtime.warmup.captures import PreparingExecutor, capture_first, warm_up
+
+
+class ControlledExecutor(PreparingExecutor, Protocol):
+    """The executor of one rank, or of all ranks."""
+
+    def control(self, command: Command) -> None: ...
+
+    @property
+    def is_awake(self) -> bool: ...
+
+
+class EngineDevice:
+    """Sleeps, wakes up and profiles."""
+
+    def __init__(self, config: EngineConfig, executor: ControlledExecutor, resolved: Resolved) -> None:
+        self._config, self._executor, self._resolved = config, executor, resolved
+        self._is_profiling = False
+
+    def why_not(self, command: Command) -> str | None:
+        """See ``DeviceControl``. A running profile ends before the memory is released."""
+        starts = command.action == "start_profile"
+        if starts or command.action == "stop_profile":
+            if self._config.profiler_config is None:
+                return PROFILER_IS_OFF
+            if starts is self._is_profiling:
+                return "the profiler runs already" if starts else "the profiler does not run"
+        if command.action == "sleep" and command.level:
+            if not self._config.enable_sleep_mode:
+                return SLEEP_IS_OFF
+            if self._is_profiling:
+                return "the profiler runs; stop it first"
+        return None
+
+    def execute(self, command: Command) -> None:
+        """See ``DeviceControl``. After a wake-up, the first step runs and the first graphs are captured; the
+        others when the engine is idle."""
+        executor, resolved = self._executor, self._resolved
+        executor.control(command)
+        if command.action in ("start_profile", "stop_profile"):
+            self._is_profiling = command.action == "start_profile"
+        elif command.action == "wake_up" and executor.is_awake:
+            warm_up(executor, resolved)
+            if resolved.graph_rows:
+                capture_first(executor, resolved, _silent, budget=0)
+
+
+def _silent(phase: str, fraction: float | None = None, message: str = "") -> None:
+    return None
