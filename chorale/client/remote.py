@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from chorale.client.admission import Admission, total_capacity
 from chorale.client.base import EngineInfo, EngineStatus
@@ -30,6 +30,8 @@ from chorale.client.wire.messages import (
     Abort,
     CheckGrammar,
     ClientExpired,
+    Control,
+    Controlled,
     EngineAddress,
     EngineFailed,
     EngineUpdate,
@@ -39,15 +41,25 @@ from chorale.client.wire.messages import (
     Heartbeat,
     Ping,
     PrefixSnapshot,
+    Refused,
     Submit,
     Unregister,
     local_address,
 )
+from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import NOBODY, EngineStats, GenerateRequest, Owner
-from chorale.errors import EngineDeadError, EngineLoadingError, RequestTimeoutError
-from chorale.machine.processes import HEARTBEAT_TIMEOUT, Silence
+from chorale.errors import (
+    ChoraleError,
+    ConflictError,
+    EngineDeadError,
+    EngineLoadingError,
+    EnginePausedError,
+    RequestTimeoutError,
+)
+from chorale.machine.processes import HEARTBEAT_TIMEOUT, LOADING_TIMEOUT, Silence
 
 MIN_RETRY_AFTER = 1.0  # seconds
+PAUSED = "generation is paused; retry after it resumes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +122,8 @@ class RemoteClient:
         self._restart_seconds = MIN_RETRY_AFTER  # duration of the most recent restart
         self._ticker: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
-        self._checks: dict[int, asyncio.Future[str | None]] = {}  # pending checks of grammars, by number
+        self._questions: dict[int, asyncio.Future[Any]] = {}  # unanswered checks and commands, by number
+        self._has_task = False  # the engine has announced a long task
 
     # ------------------------------------------------------------------ EngineClient
 
@@ -157,15 +170,24 @@ class RemoteClient:
         self._connection.send(Submit(self._engine_id, request))
 
     async def check_grammar(self, grammar: str) -> str | None:
+        reason: str | None = await self._ask(lambda number: CheckGrammar(number, grammar))
+        return reason
+
+    async def control(self, command: Command) -> Outcome:
+        outcome: Outcome = await self._ask(lambda number: Control(self._engine_id, number, command))
+        return outcome
+
+    async def _ask(self, question: Callable[[int], CheckGrammar | Control]) -> Any:
+        """Send a question with a new number, and wait for its answer."""
         self.require_engine()
         number = next(self._numbers)
-        verdict: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._checks[number] = verdict
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._questions[number] = answer
         try:
-            self._connection.send(CheckGrammar(number, grammar))
-            return await verdict
+            self._connection.send(question(number))
+            return await answer
         finally:
-            del self._checks[number]
+            del self._questions[number]
 
     def abort(self, request_id: str) -> None:
         if self._in_flight.abort(request_id):
@@ -199,7 +221,7 @@ class RemoteClient:
     # ------------------------------------------------------------------ messages from the engine
 
     def _heartbeat(self, beat: Heartbeat) -> None:
-        self._timeout, self._restarts = beat.timeout, beat.restarts
+        self._timeout, self._restarts, self._has_task = beat.timeout, beat.restarts, bool(beat.task)
         self._silence.pid = beat.pid if self._is_local else None
         self._silence.hear(self._clock())
         if beat.state == "failed" and self._status.state != "failed":
@@ -251,12 +273,24 @@ class RemoteClient:
                 self._follower.receive(message)
             return
         if isinstance(message, GrammarChecked):
-            verdict = self._checks.get(message.number)
-            if verdict is not None and not verdict.done():
-                verdict.set_result(message.reason)
+            self._answer(message.number, message.reason)
+            return
+        if isinstance(message, Controlled):
+            refusal = ConflictError(message.refusal) if message.outcome is None else None
+            self._answer(message.number, message.outcome, refusal)
+            return
+        if isinstance(message, Refused):
+            entry = self._in_flight.remove(message.request_id)
+            if entry is not None:
+                entry.stream.fail(EnginePausedError(PAUSED, retry_after=MIN_RETRY_AFTER))
             return
         self._stats = message.step.stats
         self._in_flight.deliver(message.step.chunks)
+
+    def _answer(self, number: int, value: object, error: ChoraleError | None = None) -> None:
+        answer = self._questions.get(number)
+        if answer is not None and not answer.done():
+            answer.set_result(value) if error is None else answer.set_exception(error)
 
     def _engine_gone(self) -> None:
         if self._status.state not in ("dead", "failed"):
@@ -282,11 +316,10 @@ class RemoteClient:
         self._end_all(lambda: EngineDeadError(f"{message}; please retry", retry_after=self._restart_seconds))
 
     def _end_all(self, error: Callable[[], EngineDeadError]) -> None:
-        """End every stream and every pending grammar check with an error."""
+        """End every stream and every unanswered question with an error."""
         self._in_flight.fail_all(error)
-        for verdict in self._checks.values():
-            if not verdict.done():
-                verdict.set_exception(error())
+        for number in list(self._questions):
+            self._answer(number, None, error())
 
     # ------------------------------------------------------------------ internals
 
@@ -307,6 +340,8 @@ class RemoteClient:
     @property
     def silence_limit(self) -> float:
         """Returns the seconds of silence after which the engine counts as dead."""
+        if self._has_task:
+            return 2 * LOADING_TIMEOUT
         return self._limits.engine_silence or 2 * self._timeout
 
     @property

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import msgspec
 
 from chorale.client.base import EngineInfo, EngineStatus
+from chorale.engine.commands import Outcome
 from chorale.engine.types import EngineStats
 
 # Best first. The combined state is the best one: the server serves as long as one engine does.
 ORDER = ("ready", "draining", "loading", "dead", "failed")
-_LAST_STEP = ("last_step_tokens", "last_step_seconds")  # combined by max, not by sum
+_MAXIMA = ("last_step_tokens", "last_step_seconds", "sleep_state")  # combined by max, not by sum
 
 
 def merge_status(statuses: Sequence[EngineStatus]) -> EngineStatus:
@@ -31,6 +32,15 @@ def merge_info(infos: Sequence[EngineInfo]) -> EngineInfo:
     )
 
 
+def merge_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
+    """Returns what is true of every engine."""
+    return Outcome(
+        all(each.is_paused for each in outcomes),
+        all(each.is_sleeping for each in outcomes),
+        all(each.success for each in outcomes),
+    )
+
+
 def add_stats(stats: Sequence[EngineStats]) -> EngineStats:
     """Returns the sums of counters and gauges, and the maximum of the values of the last step."""
     total = EngineStats()
@@ -39,7 +49,7 @@ def add_stats(stats: Sequence[EngineStats]) -> EngineStats:
             total.accepted_per_position = add_columns([each.accepted_per_position for each in stats])
             continue
         values = [getattr(each, name) for each in stats]
-        setattr(total, name, max(values) if name in _LAST_STEP else sum(values))
+        setattr(total, name, max(values) if name in _MAXIMA else sum(values))
     return total
 
 

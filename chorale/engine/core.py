@@ -252,6 +252,7 @@ class EngineCore:
             num_accepted_tokens=committed.num_accepted_tokens,
             accepted_per_position=_at_least(committed.accepted_lengths),
             prompt_tokens_left=engine.prompt_tokens_left,
+            sleep_state=0 if self._control.sleep_level is None else 1 + self._control.sleep_level,
             **self._host_stats(),
         )
 

@@ -193,6 +193,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     host_load_seconds: float = 0.0
     kv_event_batches: int = 0  # batches of KV events, dropped ones included
     kv_event_batches_dropped: int = 0
+    sleep_state: int = 0  # 1 + the level of a sleeping engine; 0: awake
 
 
 class StepOutputs(msgspec.Struct, array_like=True):

@@ -33,7 +33,7 @@ class WatchLimits:
         """Returns for how many seconds a step may run."""
         floor = self.step_timeout
         if floor is None:
-            on_cpu = beat.info is None or beat.info.device.lower().startswith("cpu")
+            on_cpu = beat.info is None or beat.info.device.lower().startswith("cpu") or bool(beat.task)
             floor = 600.0 if on_cpu else 30.0
         return max(floor, self.step_p99_factor * beat.p99_step_seconds)
 
@@ -53,7 +53,8 @@ class EnginePulse:
     def hang_reason(self, now: float) -> str | None:
         """Returns why the process counts as hung, or None if it does not."""
         beat, pulse = self._beat, self._pulse
-        loading = beat is None or beat.state == "loading"
+        task = "" if beat is None else beat.task
+        loading = beat is None or beat.state == "loading" or bool(task)
         if pulse.is_silent(now, LOADING_TIMEOUT if loading else self._timeout):
             return f"no heartbeat for {pulse.silence.seconds:.1f} s"
         if beat is not None and pulse.is_stuck(now, self._limits.step_limit(beat)):

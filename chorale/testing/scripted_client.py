@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.stream import RequestStream
+from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import (
     NOBODY,
     ChunkTimings,
@@ -56,6 +57,8 @@ class ScriptedClient:
     requests: list[GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     dropped: list[tuple[str, int]] = field(default_factory=list)  # choices whose consumer left
+    commands: list[Command] = field(default_factory=list)
+    outcome: Outcome = field(default_factory=lambda: Outcome(is_paused=False, is_sleeping=False))
     reserved: dict[str, int] = field(default_factory=dict)  # request id -> choices
     _streams: dict[str, RequestStream] = field(default_factory=dict)
     _tasks: dict[str, list[asyncio.Task[None]]] = field(default_factory=dict)
@@ -149,6 +152,14 @@ class ScriptedClient:
         except ValueError as error:
             return str(error)
         return None
+
+    async def control(self, command: Command) -> Outcome:
+        self.commands.append(command)
+        if command.action in ("pause", "sleep"):
+            self.outcome = Outcome(is_paused=True, is_sleeping=command.action == "sleep")
+        elif command.action in ("resume", "wake_up"):
+            self.outcome = Outcome(is_paused=False, is_sleeping=False)
+        return self.outcome
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """``index``: the choice whose consumer left; its stream gets no more chunks."""

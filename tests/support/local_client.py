@@ -17,6 +17,7 @@ from chorale.client.admission import total_capacity
 from chorale.client.base import Core, EngineInfo, EngineStatus
 from chorale.client.in_flight import InFlightRequests
 from chorale.client.stream import RequestStream
+from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import NOBODY, EngineStats, GenerateRequest, Owner, TokenChunk
 from chorale.errors import EngineDeadError, EngineError
 from chorale.serve.engine.loop import run_engine_loop
@@ -55,6 +56,10 @@ class LocalClient:
 
     async def check_grammar(self, grammar: str) -> str | None:
         return await asyncio.wrap_future(self._core.check_grammar(grammar))
+
+    async def control(self, command: Command) -> Outcome:
+        """In the caller's thread: only while no request runs."""
+        return await asyncio.wrap_future(self._core.control(command))
 
     @property
     def engines(self) -> tuple[LocalClient, ...]:

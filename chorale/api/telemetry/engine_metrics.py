@@ -126,6 +126,12 @@ def _rank_free(seen: Seen) -> Values:
     return {(str(rank),): size for rank, size in enumerate(seen.info.rank_free_bytes)}
 
 
+def _sleep(seen: Seen) -> Values:
+    """Level 0 is none of vLLM's states."""
+    numbers = {"awake": 0, "weights_offloaded": 2, "discard_all": 3}
+    return {(state,): seen.stats.sleep_state == numbers[state] for state in SLEEP_STATES}
+
+
 def _up(seen: Seen) -> Values:
     """Returns nothing for a place in a fleet that an engine has left."""
     status = seen.record.status
@@ -159,8 +165,8 @@ ENGINE_METRICS: tuple[EngineMetric, ...] = (
     EngineMetric(GAUGE, "chorale:host_kv_pages", "KV pages in host memory",
                  lambda seen: {("used",): seen.stats.host_pages_used,
                                ("total",): seen.stats.host_pages_total}, ("kind",), _host),
-    EngineMetric(GAUGE, "vllm:engine_sleep_state", "Sleep state of the engine (always awake)",
-                 lambda seen: {(state,): state == "awake" for state in SLEEP_STATES}, ("sleep_state",)),
+    EngineMetric(GAUGE, "vllm:engine_sleep_state", "Sleep state of the engine",
+                 _sleep, ("sleep_state",)),
     EngineMetric(GAUGE, "chorale:engine_up",
                  "1: the engine answers requests; 0: it loads, starts again, or has failed for good", _up),
     EngineMetric(COUNTER, "chorale:engine_restarts",

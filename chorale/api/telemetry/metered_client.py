@@ -17,6 +17,7 @@ from chorale.api.telemetry.engine_record import EngineRecord
 from chorale.api.telemetry.generation_span import CLIENT_LEFT, GenerationSpan
 from chorale.api.telemetry.metrics import Metrics
 from chorale.client.base import EngineClient, EngineInfo, EngineStatus, EngineView, TokenStream
+from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import NOBODY, ChunkTimings, EngineStats, GenerateRequest, Owner, TokenChunk
 from chorale.errors import ChoraleError, QueueFullError
 from chorale.tracing.context import recording
@@ -86,6 +87,9 @@ class MeteredClient:
 
     async def check_grammar(self, grammar: str) -> str | None:
         return await self._client.check_grammar(grammar)
+
+    async def control(self, command: Command) -> Outcome:
+        return await self._client.control(command)
 
     def abort(self, request_id: str) -> None:
         self._client.abort(request_id)

@@ -26,8 +26,9 @@ from chorale.client.fleet.members import Member, Members, Slot, Ticket
 from chorale.client.fleet.parts import FleetRequest, Part
 from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits, RemoteClient
 from chorale.client.stream import RequestStream
-from chorale.client.summary import add_stats, merge_info, merge_status
+from chorale.client.summary import add_stats, merge_info, merge_outcomes, merge_status
 from chorale.client.wire.messages import EngineAddress
+from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import NOBODY, SEED_BITS, EngineStats, GenerateRequest, Owner, TokenChunk
 from chorale.errors import ChoraleError, ConflictError, EngineDeadError, EngineError, EngineLoadingError
 
@@ -124,6 +125,20 @@ class FleetClient:
             with contextlib.suppress(EngineError):
                 return await remote.check_grammar(grammar)
         raise EngineDeadError("no engine is running", retry_after=MIN_RETRY_AFTER)
+
+    async def control(self, command: Command) -> Outcome:
+        remotes = [remote for remote in self._remotes if remote.status.state != "failed"]
+        if not remotes:
+            raise self.members.why_down()
+        for remote in remotes:  # none is told if one is missing
+            remote.require_engine()
+        found = await asyncio.gather(*(each.control(command) for each in remotes), return_exceptions=True)
+        outcomes = []
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+            outcomes.append(each)
+        return merge_outcomes(outcomes)
 
     def submit(self, request: GenerateRequest) -> RequestStream:
         self._require_engine()

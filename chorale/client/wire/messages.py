@@ -20,6 +20,7 @@ from typing import Literal
 import msgspec
 
 from chorale.client.base import EngineInfo, EngineStatus
+from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import (
     BlockChanges,
     EngineStats,
@@ -77,7 +78,15 @@ class CheckGrammar(msgspec.Struct, frozen=True, array_like=True, tag="check_gram
     grammar: str
 
 
-ToEngine = Register | Submit | Abort | Ping | Unregister | FollowBlocks | CheckGrammar
+class Control(msgspec.Struct, frozen=True, array_like=True, tag="control"):
+    """Ask for a ``Controlled`` of the same ``number``. ``engine_id``: as in ``Submit``."""
+
+    engine_id: str
+    number: int
+    command: Command
+
+
+ToEngine = Register | Submit | Abort | Ping | Unregister | FollowBlocks | CheckGrammar | Control
 
 
 # --------------------------------------------------------------------------- engine -> client
@@ -130,7 +139,32 @@ class GrammarChecked(msgspec.Struct, frozen=True, array_like=True, tag="grammar_
     reason: str | None
 
 
-FromEngine = StepMessage | EngineFailed | ClientExpired | PrefixSnapshot | EngineUpdate | GrammarChecked
+class Controlled(msgspec.Struct, frozen=True, array_like=True, tag="controlled"):
+    """``refusal``: the reason why the command was not executed; otherwise ``outcome`` is set."""
+
+    engine_id: str
+    number: int
+    outcome: Outcome | None
+    refusal: str = ""
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """A paused engine refuses a request, which may be sent again later."""
+
+    engine_id: str
+    request_id: str
+
+
+FromEngine = (
+    StepMessage
+    | EngineFailed
+    | ClientExpired
+    | PrefixSnapshot
+    | EngineUpdate
+    | GrammarChecked
+    | Controlled
+    | Refused
+)
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -151,6 +185,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stats: EngineStats = msgspec.field(default_factory=EngineStats)
     info: EngineInfo | None = None  # set once the engine is ready
     restarts: int = 0  # see ``EngineStatus``
+    # A long task between steps (``Command.action``): meanwhile, silence is judged as while loading.
+    task: str = ""
 
     @property
     def status(self) -> EngineStatus:

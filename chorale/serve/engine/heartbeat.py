@@ -22,6 +22,7 @@ from chorale.machine.processes import HEARTBEAT_TIMEOUT
 
 NUM_STEPS_REMEMBERED = 1024
 MIN_GAP = 0.02  # least seconds between heartbeats
+ANNOUNCED = 1.0  # most seconds to wait until the heartbeat that announces a task is sent
 LAST_HEARTBEAT_LINGER_MS = 200
 
 
@@ -42,7 +43,8 @@ class HeartbeatThread:
         self._engine_id, self._interval, self._restarts = engine_id, interval, restarts
         # The status and the info are replaced together, so no lock is needed.
         self._public: tuple[EngineStatus, EngineInfo | None] = EngineStatus("loading", phase="start"), None
-        self._wake = threading.Event()
+        self._wake, self._sent = threading.Event(), threading.Event()
+        self._task = ""
         self._stopping = False
         self._step_started: float | None = None
         self._step_seconds: deque[float] = deque(maxlen=NUM_STEPS_REMEMBERED)
@@ -68,6 +70,14 @@ class HeartbeatThread:
         self._public = status, info
         self._wake.set()
 
+    def announce(self, task: str) -> None:
+        """Tell observers about a long task, before it begins; "" ends it."""
+        self._task = task
+        self._sent.clear()
+        self._wake.set()
+        if task:
+            self._sent.wait(ANNOUNCED)
+
     def step_begins(self) -> None:
         self._step_started = time.monotonic()
 
@@ -91,6 +101,7 @@ class HeartbeatThread:
         curve.bind(socket, self._address, self._tcp)
         while not self._stopping:
             socket.send(encode(self._heartbeat()))
+            self._sent.set()
             self._wake.wait(self._interval)
             self._wake.clear()
             time.sleep(MIN_GAP)
@@ -113,6 +124,7 @@ class HeartbeatThread:
             stats=self.stats,
             info=info,
             restarts=self._restarts,
+            task=self._task,
         )
 
     def _p99_step_seconds(self) -> float:

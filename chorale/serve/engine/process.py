@@ -24,8 +24,17 @@ from typing import Protocol
 import msgspec
 
 from chorale.client.base import Core, EngineInfo
-from chorale.client.wire.messages import Abort, CheckGrammar, FollowBlocks, Submit, ToEngine, Unregister
+from chorale.client.wire.messages import (
+    Abort,
+    CheckGrammar,
+    Control,
+    FollowBlocks,
+    Submit,
+    ToEngine,
+    Unregister,
+)
 from chorale.config.engine import EngineConfig
+from chorale.engine.commands import Outcome
 from chorale.engine.kv_cache.index_log import net_changes
 from chorale.engine.pending_grammars import PATIENCE
 from chorale.engine.types import EngineStats, GenerateRequest, PrefixIndexState
@@ -46,6 +55,7 @@ from chorale.serve.bootstrap import (
     write_failure,
 )
 from chorale.serve.engine.heartbeat import HeartbeatThread
+from chorale.serve.engine.intent import Intent
 from chorale.serve.engine.kv_events.publisher import KvEventPublisher, RecordingCore, open_kv_events
 from chorale.serve.engine.loop import run_engine_loop
 from chorale.serve.engine.socket import EngineServerSocket
@@ -59,6 +69,9 @@ class FollowedCore(Core, RecordingCore, Protocol):
     """A core with a prefix index that clients can follow (implemented by ``engine.core.EngineCore``)."""
 
     def prefix_index(self) -> PrefixIndexState: ...
+
+    @property
+    def refuses(self) -> bool: ...
 
 
 Build = Callable[[EngineConfig, Progress], tuple[FollowedCore, EngineInfo]]
@@ -74,12 +87,15 @@ class EngineInbox:
         heartbeat: HeartbeatThread,
         engine_id: str,
         publisher: KvEventPublisher | None = None,
+        intent: Intent | None = None,
     ) -> None:
         self._core, self._engine_id = core, engine_id
         self._server_socket, self._heartbeat = server_socket, heartbeat
         self._publisher = publisher
         self._draining = False
         self._checks: dict[Future[str | None], tuple[bytes, int]] = {}  # grammar checks in progress
+        self._intent = intent
+        self._commands: dict[Future[Outcome], tuple[bytes, int]] = {}  # commands in progress
 
     def drain(self) -> None:
         """End the loop once all work is done."""
@@ -92,6 +108,7 @@ class EngineInbox:
             self._handle(client, message)
         for verdict in [verdict for verdict in self._checks if verdict.done()]:
             self._server_socket.answer_check(*self._checks.pop(verdict), verdict.result())
+        self._answer_commands()
         self._server_socket.expire_silent_clients()
         if not core.has_work:
             self._report_index(self._heartbeat.stats)  # aborts and refusals may have changed it
@@ -143,6 +160,9 @@ class EngineInbox:
             self._server_socket.follow(client, self._core.prefix_index(), self._core.stats())
         elif isinstance(message, CheckGrammar):
             self._checks[self._core.check_grammar(message.grammar)] = client, message.number
+        elif isinstance(message, Control):
+            if message.engine_id == self._engine_id:
+                self._control(client, message)
         elif isinstance(message, Unregister):
             self._server_socket.drop(client)
 
@@ -152,9 +172,38 @@ class EngineInbox:
                 self._core.abort(request_id, message.index)
         self._heartbeat.stats = self._core.stats()
 
+    def _control(self, client: bytes, message: Control) -> None:
+        command, intent = message.command, self._intent
+        if command.action != "state":
+            self._heartbeat.announce(command.action)
+        before = None
+        if intent is not None and command.action in ("pause", "sleep"):
+            before = intent.read()
+            intent.write(command)
+        future = self._core.control(command)
+        if intent is not None and future.done():
+            if future.exception() is not None:
+                intent.write(before)
+            elif not future.result().is_paused:
+                intent.write(None)
+        self._commands[future] = client, message.number
+
+    def _answer_commands(self) -> None:
+        """Answer the commands that are done, after the chunks of the step that finished them."""
+        done = [future for future in self._commands if future.done()]
+        for future in done:
+            self._server_socket.answer_command(*self._commands.pop(future), future)
+        if done:
+            self._heartbeat.stats = self._core.stats()
+            if not self._commands:
+                self._heartbeat.announce("")
+
     def _submit(self, client: bytes, request: GenerateRequest) -> None:
         server_socket, stats = self._server_socket, self._heartbeat.stats
         server_socket.received_from(client)
+        if self._core.refuses:
+            server_socket.refuse_for_now(client, request.request_id)
+            return
         if not server_socket.own(client, request.request_id, request.sampling.n):
             server_socket.refuse(client, request, "the request id is already in use", stats)
             return
@@ -187,6 +236,7 @@ def run_engine_process(start: EngineStart, build: Build) -> int:
         # Open the sockets before loading: a port in use fails early, and subscribers can already connect.
         publisher = open_kv_events(start.config.kv_events_config, start.replica)
         core, info = build(start.config, heartbeat.loading)
+        Intent(start.directory).take_up(core)
     except Exception as error:
         heartbeat.stop()
         if publisher is not None:
@@ -229,7 +279,7 @@ def _serve(
         wake_fd=reader.fileno(),
         tcp=start.tcp.engine if start.tcp is not None else None,
     )
-    inbox = EngineInbox(core, server_socket, heartbeat, engine_id, publisher)
+    inbox = EngineInbox(core, server_socket, heartbeat, engine_id, publisher, Intent(start.directory))
     signal.signal(signal.SIGTERM, lambda *_: inbox.drain())
     heartbeat.stats = core.stats()
     heartbeat.ready(msgspec.structs.replace(info, engine_id=engine_id, pid=os.getpid()))

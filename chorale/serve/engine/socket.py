@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import zmq
 
@@ -13,18 +14,21 @@ from chorale.client.wire.curve import TcpSocket
 from chorale.client.wire.messages import (
     DECODE_ERRORS,
     ClientExpired,
+    Controlled,
     EngineFailed,
     EngineUpdate,
     FromEngine,
     GrammarChecked,
     Ping,
     PrefixSnapshot,
+    Refused,
     StepMessage,
     ToEngine,
     decode_to_engine,
     encode,
     engine_address,
 )
+from chorale.engine.commands import Outcome
 from chorale.engine.types import (
     BlockChanges,
     EngineStats,
@@ -207,6 +211,16 @@ class EngineServerSocket:
             for index in range(request.sampling.n)
         ]
         self._send(client, StepMessage(self._engine_id, StepOutputs(chunks, stats)))
+
+    def refuse_for_now(self, client: bytes, request_id: str) -> None:
+        """Tell a client that the paused engine did not accept a request."""
+        self._send(client, Refused(self._engine_id, request_id))
+
+    def answer_command(self, client: bytes, number: int, future: Future[Outcome]) -> None:
+        """Answer a ``Control``."""
+        error = future.exception()
+        outcome = future.result() if error is None else None
+        self._send(client, Controlled(self._engine_id, number, outcome, "" if error is None else str(error)))
 
     def answer_check(self, client: bytes, number: int, reason: str | None) -> None:
         """Answer a ``CheckGrammar``. ``reason``: why the grammar cannot be used, or None."""
