@@ -13,7 +13,17 @@ from chorale.api import batches, chat, completions, conversations, files, messag
 from chorale.api.http.auth import authenticate_routes
 from chorale.api.http.middleware import HttpMiddleware, Layer, Routes
 from chorale.api.http.owner import CALLER
-from chorale.api.operator import docs, health, invocations, models, page, render, tokenize, tokenizer_info
+from chorale.api.operator import (
+    admin,
+    docs,
+    health,
+    invocations,
+    models,
+    page,
+    render,
+    tokenize,
+    tokenizer_info,
+)
 from chorale.api.state import ServerState
 from chorale.api.telemetry.metered_client import MeteredClient
 from chorale.jobs.service import BatchService
@@ -32,11 +42,13 @@ def create_app(
     client = MeteredClient(state.client, state.metrics, lambda: state.owner(CALLER.get()))
     metered = replace(state, client=client)
     hashes = tuple(api_key_hashes)
-    routes = authenticate_routes(all_routes(metered, batches), hashes)
+    routes = authenticate_routes(all_routes(metered, batches, has_keys=bool(hashes)), hashes)
     return HttpMiddleware(Routes(routes), metered, bool(hashes), _cors(state))
 
 
-def all_routes(state: ServerState, service: BatchService | None = None) -> list[BaseRoute]:
+def all_routes(
+    state: ServerState, service: BatchService | None = None, *, has_keys: bool = False
+) -> list[BaseRoute]:
     """Returns all routes in matching order. A test compares them with the OpenAPI operations."""
     return [
         *render.routes(state),  # first, else "render" would match as a completion id
@@ -49,6 +61,7 @@ def all_routes(state: ServerState, service: BatchService | None = None) -> list[
         *files.routes(state, service),
         *batches.routes(state, service),
         *health.routes(state, counts_batches=service is not None),
+        *admin.routes(state, has_keys=has_keys),
         *models.routes(state),
         *tokenize.routes(state),
         *tokenizer_info.routes(state),

@@ -159,6 +159,17 @@ def operations() -> tuple[Operation, ...]:
         Operation("GET", "/version", "Get the server's version"),
         Operation("GET", "/load", "Get the number of requests in progress"),
         Operation("GET", "/metrics", "Get Prometheus metrics"),
+        Operation("POST", "/pause", "Stop generating (mode: abort, wait or keep; clear_cache)"),
+        Operation("POST", "/resume", "Continue generating"),
+        Operation("GET", "/is_paused", "Check whether every engine is paused"),
+        Operation("POST", "/sleep", "Release the device's memory (level: 0, 1 or 2; mode as for /pause)"),
+        Operation("POST", "/wake_up", "Restore memory (tags: weights, kv_cache) and continue"),
+        Operation("GET", "/is_sleeping", "Check whether every engine sleeps"),
+        Operation("POST", "/reset_prefix_cache", "Empty the prefix cache (reset_running_requests)"),
+        Operation("GET", "/server_info", "Get the configuration (config_format: text or json)"),
+        Operation("GET", "/get_world_size", "Get the number of ranks (include_dp)"),
+        Operation("POST", "/start_profile", "Start a trace of each rank"),
+        Operation("POST", "/stop_profile", "End the traces and write them"),
     )
 
 

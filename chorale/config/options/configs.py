@@ -20,6 +20,7 @@ from chorale.config.options.kv_events import kv_events_fields
 from chorale.config.options.replicas import replica_fields
 from chorale.config.options.speculation import speculative_fields
 from chorale.config.options.values import RANK, Setting, check_bounds
+from chorale.config.profiler import read_profiler
 from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
 from chorale.errors import ConfigError
 
@@ -54,6 +55,9 @@ def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerCo
     fields["engine"] |= _graphs(values) | speculative_fields(values)
     fields["server"] |= replica_fields(values)
     fields["engine"] |= kv_events_fields(values, fields["server"]["data_parallel_size"])
+    if fields["cli"].get("profiler_config") is not None:
+        given = fields["cli"]["profiler_config"]
+        fields["engine"]["profiler_config"] = read_profiler(given, "--profiler-config")
     _name_both(fields)
     engine = EngineConfig(**_without_unset(EngineConfig, fields["engine"]))
     server = ServerConfig(**_without_unset(ServerConfig, fields["server"]))

@@ -129,6 +129,11 @@ ENGINE_FLAGS = (
          "how to publish changes of the prefix cache, for example "
          '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}',
          environment=("CHORALE_KV_EVENTS_CONFIG",)),
+    Flag("enable-sleep-mode", "bool", "engine.enable_sleep_mode",
+         "let POST /sleep release the device's memory, and POST /wake_up restore it"),
+    Flag("profiler-config", "json", "cli.profiler_config",
+         "where POST /start_profile writes traces, for example "
+         '{"profiler": "torch", "torch_profiler_dir": "/tmp/traces"}'),
     Flag("max-logprobs", "int", "engine.max_logprobs", "maximum number of log-probabilities per token",
          least=-1),
     Flag("max-queued-requests", "size", "server.max_queued_requests",
@@ -172,6 +177,11 @@ SERVER_FLAGS = (
     Flag("allow-credentials", "bool", "server.allow_credentials", "allow CORS credentials"),
     Flag("enable-request-id-headers", "bool", "server.enable_request_id_headers",
          "echo the X-Request-Id header"),
+    Flag("admin-endpoints", "str", "server.admin_endpoints",
+         "endpoints that pause, put to sleep, reset or profile the server, or show its configuration: "
+         "on, off, or auto (off without API keys if other machines can reach the server)",
+         choices=("auto", "on", "off", "1", "0"), synonyms={"1": "on", "0": "auto"},
+         environment=("CHORALE_ADMIN_ENDPOINTS", "VLLM_SERVER_DEV_MODE")),
     Flag("disable-fastapi-docs", "bool", "server.disable_docs", "disable /docs and /openapi.json"),
     Flag("disable-log-stats", "bool", "server.disable_log_stats",
          "disable the periodic throughput log line and the vllm: metrics"),
