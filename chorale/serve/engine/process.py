@@ -209,6 +209,8 @@ class EngineInbox:
             return
         try:
             self._core.add_request(request)
+            if not self._core.has_work:  # it is held back: no step will report it
+                self._heartbeat.stats = self._core.stats()
         except (ChoraleError, ValueError) as error:
             # The engine is unaffected: it checks a request before accepting it.
             server_socket.disown(request.request_id)

@@ -17,6 +17,7 @@ import msgspec
 
 from chorale.client.base import EngineInfo
 from chorale.config.engine import EngineConfig
+from chorale.engine.commands import Command
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, StepHandle, StepPlan, StepResult
 from chorale.errors import ConfigError
@@ -43,6 +44,8 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     refuse: str | None = None  # message of a ConfigError while loading
     crash: str | None = None  # message of any other error while loading
     faulty: str | None = None  # name of the replica that refuses or crashes; None: every engine
+    # A sleep or wake-up keeps the interpreter lock for so long. None: the engine cannot sleep.
+    task_seconds: float | None = None
     max_num_seqs: int = 256
     num_blocks: int = LIMITS.num_blocks
 
@@ -66,6 +69,19 @@ class FaultyExecutor(FakeExecutor):
             self.hold = None
         handle = super().execute(plan)
         return handle if plan.step_id != self.ecc_at_step else EccStep()
+
+
+class FakeDevice:
+    """A ``DeviceControl`` that takes time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def why_not(self, command: Command) -> str | None:
+        return None
+
+    def execute(self, command: Command) -> None:
+        ctypes.PyDLL(None).usleep(round(self._seconds * 1e6))
 
 
 def keep_lock(manner: str) -> None:
@@ -111,7 +127,8 @@ def build(
         max_num_seqs=behaviour.max_num_seqs,
         device=behaviour.device,
     )
-    return EngineCore(limits, executor, prefix_secret=prefix_secret), info
+    device = None if behaviour.task_seconds is None else FakeDevice(behaviour.task_seconds)
+    return EngineCore(limits, executor, prefix_secret=prefix_secret, device=device), info
 
 
 if __name__ == "__main__":
