@@ -45,7 +45,13 @@ class EngineConfig:
     seed: int = 0
     max_model_len: int | None = None
     max_num_seqs: int | None = None
+    max_num_active_seqs: int | None = None  # sequences that run at once; None: max_num_seqs
     max_num_batched_tokens: int | None = None
+    max_num_scheduled_tokens: int | None = None  # tokens that a step computes; None: max_num_batched_tokens
+    prefill_schedule_interval: int = 1  # steps from one step with prompts to the next, while streams run
+    long_prefill_token_threshold: int = 0  # prompt tokens of a request per step beside others; 0: no limit
+    long_prefill_token_threshold_adaptive: bool = False  # at least an equal share of a step's tokens
+    watermark: float | None = None  # share of the pool that admissions leave free; None: decide for me
     prompt_delay: float | None = None  # max seconds that prompts add to a step with streams; 0: any
     block_size: int | None = None
     num_gpu_blocks_override: int | None = None  # exact number of blocks in the pool
@@ -209,13 +215,19 @@ def check_sizes(config: EngineConfig) -> None:
     least = {
         "max_model_len": 2,  # a prompt token and an output token
         "max_num_seqs": 1,
+        "max_num_active_seqs": 1,
         "max_num_batched_tokens": 1,
+        "max_num_scheduled_tokens": 1,
+        "prefill_schedule_interval": 1,
+        "long_prefill_token_threshold": 0,
         "block_size": 1,
         "num_threads": 1,
     }
     check_least(config, least)
     if config.prompt_delay is not None and not 0 <= config.prompt_delay < float("inf"):
         raise ConfigError("--prompt-delay must be 0 or more seconds")
+    if config.watermark is not None and not 0 <= config.watermark < 1:
+        raise ConfigError("--watermark must be at least 0 and below 1")
     if config.kv_offloading_size is not None and not 0 <= config.kv_offloading_size < float("inf"):
         raise ConfigError("--kv-offloading-size must be 0 or more GiB")
     if config.enable_sleep_mode and config.kv_offloading_size:

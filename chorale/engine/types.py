@@ -252,6 +252,11 @@ class EngineLimits:
     seed: int = 0  # seeds of requests without one are derived from it
     prompt_delay: float = 0.0  # seconds that prompts may add to a step of running streams; 0: no bound
     max_prompt_delay: float = 0.0  # the same while many prompts wait; at least prompt_delay
+    max_num_active_seqs: int = 0  # rows that may be in use at once; 0: all
+    prefill_interval: int = 1  # steps from one step with prompts to the next, while streams run
+    long_prefill: int = 0  # prompt tokens of a sequence per step beside others; 0: no bound
+    long_prefill_share: bool = False  # the bound is at least an equal share of a step's tokens
+    watermark: float = 0.01  # share of the blocks that admissions leave free while anything runs
     batch_delay: float = 0.0  # maximum seconds of a step with batch work; 0: no bound
     long_batch_delay: float = 0.0  # the same after a while without other requests
     # Steps with other rows contain no batch rows: where each row prolongs a step, sharing gains nothing.

@@ -31,7 +31,13 @@ class EngineOptions(TypedDict, total=False):
     seed: int
     max_model_len: int | None
     max_num_seqs: int | None
+    max_num_active_seqs: int | None
     max_num_batched_tokens: int | None
+    max_num_scheduled_tokens: int | None
+    prefill_schedule_interval: int
+    long_prefill_token_threshold: int
+    long_prefill_token_threshold_adaptive: bool
+    watermark: float | None
     prompt_delay: float | None
     block_size: int | None
     num_gpu_blocks_override: int | None

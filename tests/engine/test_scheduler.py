@@ -254,3 +254,71 @@ def test_admissions_leave_room_so_that_running_requests_are_seldom_preempted() -
         engine.run()
         preempted += engine.core.stats().num_preemptions
     assert 0 < preempted < 180
+
+
+# --------------------------------------------------------------------------- limits of the operator
+
+
+def test_fewer_sequences_than_rows_may_run() -> None:
+    engine = Engine(max_num_seqs=4, max_num_active_seqs=2)
+    for name in "abcd":
+        engine.add(name, 3, max_tokens=3)
+    chunks = engine.run()
+    assert max(len(plan.rows) for plan in engine.plans) == 2
+    assert sorted(name for name, _, _ in ends(chunks)) == ["a", "b", "c", "d"]
+
+
+def test_a_better_priority_takes_a_place_although_rows_are_free() -> None:
+    engine = Engine(max_num_seqs=4, max_num_active_seqs=1, policy="priority")
+    engine.add("a", 3, max_tokens=10, priority=1)
+    engine.step()
+    engine.add("b", 3, max_tokens=2, priority=0)
+    assert [name for name, _, _ in ends(engine.run())] == ["b", "a"]
+    assert max(len(plan.rows) for plan in engine.plans) == 1
+
+
+@pytest.mark.parametrize(("share", "chunks"), [(False, [8, 8, 4]), (True, [15, 5])])
+def test_a_long_prompt_beside_others_gets_few_tokens_of_a_step(share: bool, chunks: list[int]) -> None:
+    engine = Engine(max_num_batched_tokens=30, long_prefill=8, long_prefill_share=share)
+    engine.add("a", [1] * 20, max_tokens=1)
+    engine.step()
+    assert shape(engine.plans[-1]) == [(0, 20, True)]  # it is alone
+    engine.run()
+    engine.add("b", 2, max_tokens=20)
+    engine.step()
+    first = len(engine.plans)
+    engine.add("c", [3] * 20, max_tokens=1)
+    for _ in chunks:
+        engine.step()
+    assert [int(plan.num_new[1]) for plan in engine.plans[first : first + len(chunks)]] == chunks
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_prompts_run_in_every_third_step_while_streams_run(depth: int) -> None:
+    engine = Engine(prefill_interval=3, max_num_batched_tokens=16, async_scheduling=depth)
+    engine.add("a", 4, max_tokens=30)
+    engine.step()
+    engine.add("b", [2] * 40, max_tokens=2)
+    engine.run()
+    with_prompts = [step for step, plan in enumerate(engine.plans) if (plan.num_new > 1).any()]
+    assert with_prompts == [0, 3, 6, 9]
+
+
+def test_a_queue_is_served_although_the_interval_has_not_passed() -> None:
+    engine = Engine(prefill_interval=5, max_num_batched_tokens=9)
+    engine.add("a", 4, max_tokens=40)
+    engine.step()
+    for name in "bcd":
+        engine.add(name, [ord(name)] * 8, max_tokens=1)
+    engine.run()
+    with_prompts = [step for step, plan in enumerate(engine.plans) if (plan.num_new > 1).any()]
+    assert with_prompts == [0, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("watermark", "most"), [(0.0, 2), (0.5, 1)])
+def test_admissions_leave_the_watermark_free(watermark: float, most: int) -> None:
+    engine = Engine(num_blocks=32, max_model_len=40, watermark=watermark, enable_prefix_caching=False)
+    for name in "ab":
+        engine.add(name, [ord(name)] * 24, max_tokens=1)
+    engine.run()
+    assert max(len(plan.rows) for plan in engine.plans) == most

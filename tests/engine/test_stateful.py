@@ -38,6 +38,11 @@ class EngineMachine(RuleBasedStateMachine):
         policy=st.sampled_from(("fcfs", "priority")),
         drafts=st.sampled_from((None, *DRAFTERS)),
         num_host_slots=st.sampled_from((0, 3, 40)),
+        max_num_active_seqs=st.sampled_from((0, 1, 2)),
+        prefill_interval=st.sampled_from((1, 3)),
+        long_prefill=st.sampled_from((0, 2)),
+        long_prefill_share=st.booleans(),
+        watermark=st.sampled_from((0.0, 0.01, 0.4)),
     )
     def build(
         self,

@@ -59,7 +59,7 @@ _NOT_NEEDED: tuple[Flag, ...] = (
     *_flags("not needed", _HARMONY, "skip-tokenizer-init enable-reasoning", kind="bool"),
     *_flags("not needed", "always on",
             "enable-auto-tool-choice enable-chunked-prefill enable-prompt-tokens-details "
-            "enable-server-load-tracking", kind="bool", always=True),
+            "enable-server-load-tracking scheduler-reserve-full-isl", kind="bool", always=True),
     *_flags("not needed", "no remote code is ever run", "trust-remote-code", kind="bool"),
     *_flags("not needed", "no remote code is ever run", "code-revision"),
     *_flags("not needed", _KERNELS, "moe-backend attention-backend mm-encoder-attn-backend linear-backend"),
@@ -84,7 +84,7 @@ _NOT_NEEDED: tuple[Flag, ...] = (
     *_flags("not needed", "all structured output uses llguidance", "guided-decoding-backend"),
     *_flags("not needed", "all structured output uses llguidance", "structured-outputs-config", kind="json"),
     *_flags("not needed", "the scheduler decides by itself",
-            "long-prefill-token-threshold max-num-partial-prefills max-long-partial-prefills "
+            "max-num-partial-prefills max-long-partial-prefills "
             "num-scheduler-steps scheduler-delay-factor preemption-mode scheduler-cls"),
     *_flags("not needed", "prefix hashes always use keyed BLAKE2", "prefix-caching-hash-algo"),
     *_flags("not needed", "there is one KV cache, a hybrid one", "disable-hybrid-kv-cache-manager",

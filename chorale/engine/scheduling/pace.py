@@ -14,6 +14,10 @@ chunk fits into the remaining time. So a device on which a least chunk takes abo
 one prompt per step while few wait. Far into a prompt, where attention takes most of the time, the least chunk
 is shorter.
 
+The operator may add two limits, as in vLLM. A sequence gets at most ``long_prefill`` tokens of a step if it
+is not the only one. Prompts are computed in every ``prefill_interval``-th step only, unless there are no
+streams, or the last step with prompts left some in the queue.
+
 The cost of a token is learned from past steps. Only steps of at least the least chunk raise it: in shorter
 steps the fixed part dominates, and a higher cost would make the next chunks shorter still. Without streams,
 the token budget is the only bound.
@@ -57,6 +61,11 @@ class PromptPace:
         self._decodes: dict[int, float] = {}  # bit length of the number of rows -> seconds of a step
         self._left = math.inf
         self._num_scheduled = 0.0  # tokens; those of chunks with a smaller least chunk count more
+        self._limits = limits
+        self._most_tokens: float = math.inf  # of a sequence, in the step that is being planned
+        self._since_prompts = limits.prefill_interval  # steps since the last one with prompts
+        self.is_held = False  # the step that is being planned gets no prompts, because of the interval
+        self._is_behind = False  # the last step with prompts left some in the queue
 
     def begin(self, num_streams: int, num_prompts: int) -> None:
         """Begin planning a step. ``num_prompts`` counts all uncomputed prompts, admitted or not."""
@@ -66,6 +75,18 @@ class PromptPace:
             wanted = max(self._delay * max(1.0, num_prompts / _FEW), self._alone(num_streams))
             self._bound = min(wanted, self._max_delay)
         self._left, self._num_scheduled = self._bound, 0.0
+        waits = self._since_prompts < self._limits.prefill_interval
+        self.is_held = num_streams > 0 and waits and not self._is_behind
+        self._most_tokens = math.inf
+        if self._limits.long_prefill and num_streams + num_prompts > 1:
+            share = self._limits.max_num_batched_tokens // (num_streams + num_prompts)
+            self._most_tokens = max(self._limits.long_prefill, share * self._limits.long_prefill_share)
+
+    def end(self, num_waiting: int, *, has_chunks: bool) -> None:
+        """End planning a step that will run. ``num_waiting``: sequences that are left in the queue."""
+        self._since_prompts = 1 if has_chunks else self._since_prompts + 1
+        if not self.is_held:
+            self._is_behind = num_waiting > 0
 
     def begin_batch(self, seconds: float) -> None:
         """Begin planning the batch work of a step, whose chunks may take ``seconds``.
@@ -94,6 +115,8 @@ class PromptPace:
     @property
     def is_open(self) -> bool:
         """Returns whether another prompt may get a chunk in this step. The first always may."""
+        if self.is_held:
+            return False
         if self._num_scheduled < self._least or self._bound == math.inf:
             return True
         return self._left > max(self._bound * _LEAST_LEFT, self._least_chunk * self.cost(0))
@@ -101,6 +124,7 @@ class PromptPace:
     def fit(self, start: int, wanted: int, *, scored: bool) -> int:
         """Return how many tokens, beginning at ``start``, this step has time for: 1 to ``wanted``, and at
         least the rest of the least chunk."""
+        wanted = int(min(wanted, self._most_tokens))
         if self._left == math.inf:
             return wanted
         least = max(1, int((self._least - self._num_scheduled) * _share(start, scored)))

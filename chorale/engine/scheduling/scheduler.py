@@ -27,9 +27,9 @@ runs alone, and alone it fits, because no sequence is admitted whose length coul
 step in flight, whose commit frees window blocks.)
 
 Admission requires more blocks than it takes: for all tokens that the sequence must compute, for the rest of
-running prefills, and 1 % of the pool. A preempted sequence therefore returns only when all of it fits, and
-displaces no other sequence then. Under "priority", the head of the queue may preempt running sequences of a
-strictly worse *priority* to get blocks or a row.
+running prefills, and the watermark (by default 1 % of the pool). A preempted sequence therefore returns only
+when all of it fits, and displaces no other sequence then. Under "priority", the head of the queue may preempt
+running sequences of a strictly worse *priority* to get blocks or a row.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ from chorale.engine.sequence import NO_TOKENS, Sequence, Status
 from chorale.engine.types import EngineLimits, IntArray, StepPlan, StepResult
 from chorale.engine.waiting import by_turn
 
-WATERMARK = 100  # admissions leave 1/100 of the pool free while anything runs
 BATCH_KEEPS = 8  # admissions of batch work leave 1/8 of rows and pool free, so that others start at once
 
 
@@ -86,7 +85,8 @@ class Scheduler:
         self._rows = engine.rows
         self._build = PlanBuilder()
         self._skipped_rows: list[int] = []  # rows
-        self._num_kept_rows = limits.max_num_seqs // BATCH_KEEPS
+        self._most_running = limits.max_num_active_seqs or limits.max_num_seqs
+        self._num_kept_rows = self._most_running // BATCH_KEEPS
         # The queue head that did not fit, and the spare blocks at that time.
         self._refused: tuple[Sequence, int] | None = None
         self.committer = Committer(engine, keep_tokens=not limits.async_scheduling)
@@ -141,6 +141,8 @@ class Scheduler:
         if len(decodes) > budget:
             decodes = self._best_rows(decodes, budget)
         budget = self._extend_decoding(decodes, budget)
+        if self._pace.is_held and not self._rows.decoding[slice(None) if is_batch else decodes].any():
+            self._pace.is_held = False  # else nothing might run
         for sequence in sorted(prefills, key=by_turn):
             if self._engine.accounts.are_many:
                 budget = self._admit(budget, now, is_batch=is_batch, before=sequence)
@@ -255,17 +257,21 @@ class Scheduler:
         engine = self._engine
         if not engine.running:
             return True
-        return engine.num_batch < self._share.num_rows and len(self._rows.free) > self._num_kept_rows
+        return engine.num_batch < self._share.num_rows and self._num_free_rows > self._num_kept_rows
+
+    @property
+    def _num_free_rows(self) -> int:
+        return min(len(self._rows.free), self._most_running - len(self._engine.running))
 
     def _find_row(self, head: Sequence) -> bool:
-        if self._rows.free:
+        if self._num_free_rows:
             return True
         if any(record.retiring for record in self._engine.in_flight):
             return False  # the next commit releases a row
         victim = self._victim_of(head)
         if victim is not None:
             self._preempt(victim)
-        return bool(self._rows.free)
+        return bool(self._num_free_rows)
 
     def _find_blocks(self, head: Sequence) -> int | None:
         """Return the length of the head's prefix hit in blocks, or None if there is no room to run it."""
@@ -302,8 +308,10 @@ class Scheduler:
             self._cache.blocks_for(len(other.tokens_to_compute) + 1) - len(other.blocks.full)
             for other in self._engine.prefills
         )
-        kept = BATCH_KEEPS if head is not None and head.is_batch else WATERMARK
-        return free - owed - self._limits.num_blocks // kept
+        kept = int(self._limits.num_blocks * self._limits.watermark)
+        if head is not None and head.is_batch:
+            kept = max(kept, self._limits.num_blocks // BATCH_KEEPS)
+        return free - owed - kept
 
     def _reclaimable(self, head: Sequence) -> int:
         """Return an upper bound on the blocks that preemption for the head can add to ``_spare``."""
@@ -413,6 +421,7 @@ class Scheduler:
             planned,
             None if self._engine.loads is None else self._engine.loads.take_transfers(),
         )
+        self._pace.end(len(self._engine.waiting), has_chunks=bool(chunks))
         return self._engine.record_step(plan, len(decodes), chunks)
 
     def _plan_loads(self) -> StepPlan | None:
@@ -437,7 +446,7 @@ class Scheduler:
         wanted = self._cache.lookup_with_host(head.block_hashes[: self._most_hit(head)])
         if (wanted - hit) * limits.block_size < max(1, limits.min_host_hit):
             return False
-        if len(self._rows.free) <= len(engine.loading) + len(engine.loaded):
+        if self._num_free_rows <= len(engine.loading) + len(engine.loaded):
             return False
         num_tokens = len(head.tokens_to_compute) + 1
         needed = self._cache.blocks_to_admit(head.block_hashes, wanted, num_tokens)

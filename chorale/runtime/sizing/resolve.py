@@ -268,12 +268,18 @@ def _limits(
     host_tier: HostTierSizes | None,
 ) -> EngineLimits:
     cpu, speculation = hardware.kind == "cpu", config.speculative_config
+    _check_step(config, step, longest)
     batch_delay, long_batch_delay = CPU_BATCH_DELAYS if cpu else GPU_BATCH_DELAYS
     return EngineLimits(
         num_blocks=num_blocks,
         block_size=step.block_size,
         max_num_seqs=step.seqs,
-        max_num_batched_tokens=step.tokens,
+        max_num_active_seqs=config.max_num_active_seqs or 0,
+        max_num_batched_tokens=min(step.tokens, config.max_num_scheduled_tokens or step.tokens),
+        prefill_interval=config.prefill_schedule_interval,
+        long_prefill=config.long_prefill_token_threshold,
+        long_prefill_share=config.long_prefill_token_threshold_adaptive,
+        watermark=0.01 if config.watermark is None else config.watermark,
         prompt_delay=step.delay,
         max_prompt_delay=MAX_PROMPT_DELAY,
         batch_delay=batch_delay,
@@ -291,6 +297,17 @@ def _limits(
         draft_tokens=() if speculation is None else speculation.tokens_by_rows,
         **_tier_limits(host_tier, config.tensor_parallel_size, 1 if cpu else GPU_LEAST_HIT),
     )
+
+
+def _check_step(config: EngineConfig, step: _StepSizes, longest: int) -> None:
+    """Raises ``ConfigError`` for limits of the scheduler that exceed the sizes that they limit."""
+    active, threshold = config.max_num_active_seqs, config.long_prefill_token_threshold
+    if active is not None and active > step.seqs:
+        raise ConfigError(f"--max-num-active-seqs {active} is more than --max-num-seqs {step.seqs}")
+    if threshold > longest:
+        raise ConfigError(
+            f"--long-prefill-token-threshold {threshold} is more than --max-model-len {longest}"
+        )
 
 
 def _host_tier(
