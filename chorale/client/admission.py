@@ -2,7 +2,8 @@
 
 A choice is admitted if ``capacity`` allows it, or if its owner uses less than its share (``Shares``). An API
 request with several prompts first reserves capacity for all of them, so that it is admitted or refused as a
-whole and its prompts do not compete for the queue.
+whole and its prompts do not compete for the queue. Nothing is admitted while ``max_num_queued_tokens`` prompt
+tokens or more wait for their first output token.
 
 Runs on the event loop's thread; uses no sockets, and only the clock that is passed in.
 """
@@ -10,21 +11,48 @@ Runs on the event loop's thread; uses no sockets, and only the clock that is pas
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from chorale.client.shares import Shares
+from chorale.config.engine import ServerConfig
 from chorale.engine.types import NOBODY, GenerateRequest, Owner
-from chorale.errors import QueueFullError, RequestError
+from chorale.errors import OverloadedError, QueueFullError, RequestError
 
 DEFAULT_QUEUE_FACTOR = 4  # choices that may wait, per choice that may run
 RETRY_AFTER_MIN, RETRY_AFTER_MAX = 1.0, 60.0  # seconds
 RATE_MEMORY = 0.8  # weight of the previous completion rate at each tick
 
 
-def total_capacity(max_num_seqs: int, max_queued_requests: int | None) -> int:
-    """Return how many choices may run or wait. ``max_queued_requests`` None: four may wait for each that may
-    run."""
-    queued = DEFAULT_QUEUE_FACTOR * max_num_seqs if max_queued_requests is None else max_queued_requests
-    return max_num_seqs + queued
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLimits:
+    """The operator's limits, for all engines and API processes together. ``num_processes`` share them."""
+
+    max_queued_requests: int | None = None  # choices that wait; beyond it 429
+    max_num_queued_reqs: int | None = None  # choices that run or wait; beyond it 503, as in vLLM
+    max_num_queued_tokens: int | None = None  # prompt tokens that wait; from it on 503, as in vLLM
+    num_processes: int = 1
+
+    @classmethod
+    def of(cls, server: ServerConfig) -> QueueLimits:
+        return cls(
+            max_queued_requests=server.max_queued_requests,
+            max_num_queued_reqs=server.max_num_queued_reqs,
+            max_num_queued_tokens=server.max_num_queued_tokens,
+            num_processes=server.api_server_count,
+        )
+
+    def capacity(self, max_num_seqs: int) -> int:
+        """Return how many choices may run or wait on engines that run ``max_num_seqs``. Without any limit,
+        four may wait for each that may run."""
+        waiting, total = self.max_queued_requests, self.max_num_queued_reqs
+        if waiting is None and total is not None:
+            return total
+        most = max_num_seqs + (DEFAULT_QUEUE_FACTOR * max_num_seqs if waiting is None else waiting)
+        return most if total is None else min(most, total)
+
+    def share(self, total: int) -> int:
+        """Return the part of a limit that one process may use: at least 1, unless nothing is allowed."""
+        return max(total // self.num_processes, min(total, 1))
 
 
 class Admission:
@@ -34,10 +62,12 @@ class Admission:
     processes share the engines: an idle process may fill the whole server with one request.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], limits: QueueLimits | None = None) -> None:
+        self.limits = limits or QueueLimits()
         self.capacity: int | None = None
         self.most: int | None = None
         self.num_in_flight = 0
+        self.num_prompt_tokens = 0  # of requests without an output token; set by ``InFlightRequests``
         self._shares = Shares()
         # Owner and choices of each request that is reserved and not yet submitted, by request id.
         self._reserved: dict[str, tuple[Owner, int]] = {}
@@ -45,11 +75,13 @@ class Admission:
         self._num_ended = 0  # choices that have ended since the last tick
         self._ticked = clock()
         self._ended_per_second = 0.0
+        self._is_overload = False  # whether ``capacity`` is that of vLLM's limit
 
-    def set_capacity(self, total: int, num_processes: int = 1) -> None:
+    def set_capacity(self, total: int) -> None:
         """``total``: number of choices that the engines may run and queue for all clients."""
-        self.most = total
-        self.capacity = max(total // num_processes, 1)
+        self.most = max(total, 1)
+        self.capacity = self.limits.share(total)
+        self._is_overload = total == self.limits.max_num_queued_reqs
 
     @property
     def num_admitted(self) -> int:
@@ -99,20 +131,28 @@ class Admission:
         if self.most is not None and num_choices > self.most:
             raise RequestError(
                 f"{param}: {num_choices} choices in all; this server runs and queues at most {self.most} "
-                "at a time (--max-num-seqs plus --max-queued-requests)",
+                "at a time (--max-num-seqs plus --max-queued-requests, --max-num-queued-reqs)",
                 param=param,
                 code="too_many_choices",
             )
         num_admitted = self.num_admitted
         # An idle process admits a request above its share, which could never be admitted otherwise.
-        if (
+        if self.capacity == 0 or (
             self.capacity is not None
             and num_admitted
             and not self._shares.admits(owner, num_choices, self.capacity)
         ):
-            raise QueueFullError(
-                f"the queue is full: {num_admitted} choices are running or waiting",
-                retry_after=self.retry_after(num_choices),
+            text = f"the queue is full: {num_admitted} choices are running or waiting"
+            after = self.retry_after(num_choices)
+            if self._is_overload:
+                raise OverloadedError(text, code="max_num_queued_reqs", retry_after=after)
+            raise QueueFullError(text, retry_after=after)
+        most = self.limits.max_num_queued_tokens
+        if most is not None and self.num_prompt_tokens >= self.limits.share(most):
+            raise OverloadedError(
+                f"{self.num_prompt_tokens} prompt tokens wait to be computed",
+                code="max_num_queued_tokens",
+                retry_after=RETRY_AFTER_MIN,
             )
 
     def retry_after(self, num_choices: int) -> float:

@@ -16,16 +16,17 @@ from chorale.errors import ChoraleError, ConflictError
 class InFlightRequest:
     """One request: its stream, its open choices, and the time since when its reader has been behind."""
 
-    __slots__ = ("behind_since", "open_choices", "owner", "stream")
+    __slots__ = ("behind_since", "num_waiting", "open_choices", "owner", "stream")
 
     def __init__(self, stream: ChunkSink, request: GenerateRequest) -> None:
         self.stream, self.owner = stream, request.owner
         self.open_choices = set(range(request.sampling.n))
         self.behind_since: float | None = None
+        self.num_waiting = len(request.prompt_token_ids)  # prompt tokens; 0 after the first output token
 
 
 class InFlightRequests:
-    """``admission`` counts the choices; the clients of a fleet share one ``Admission``."""
+    """``admission`` counts choices and prompt tokens; the clients of a fleet share one ``Admission``."""
 
     def __init__(self, clock: Callable[[], float], admission: Admission | None = None) -> None:
         self.admission = admission or Admission(clock)
@@ -54,7 +55,8 @@ class InFlightRequests:
 
     def adopt(self, stream: ChunkSink, request: GenerateRequest) -> None:
         """Add a request that has already been admitted."""
-        self._entries[stream.request_id] = InFlightRequest(stream, request)
+        self._entries[stream.request_id] = entry = InFlightRequest(stream, request)
+        self.admission.num_prompt_tokens += entry.num_waiting
         self.num_in_flight += request.sampling.n
 
     def deliver(self, chunks: Iterable[TokenChunk]) -> None:
@@ -64,15 +66,22 @@ class InFlightRequests:
             entry = entries.get(chunk.request_id)
             if entry is None or chunk.index not in entry.open_choices:
                 continue
+            if entry.num_waiting:
+                self._prompt_done(entry)
             if chunk.finish_reason is not None:
                 self._choice_ended(entry, chunk.request_id, chunk.index)
             entry.stream.push(chunk)
+
+    def _prompt_done(self, entry: InFlightRequest) -> None:
+        self.admission.num_prompt_tokens -= entry.num_waiting
+        entry.num_waiting = 0
 
     def _choice_ended(self, entry: InFlightRequest, request_id: str, index: int) -> None:
         entry.open_choices.discard(index)
         self.num_in_flight -= 1
         self.admission.choice_ended(entry.owner)
         if not entry.open_choices:
+            self._prompt_done(entry)
             del self._entries[request_id]
 
     def remove(self, request_id: str) -> InFlightRequest | None:
@@ -83,6 +92,7 @@ class InFlightRequests:
         return entry
 
     def _forget(self, entry: InFlightRequest) -> None:
+        self._prompt_done(entry)
         self.num_in_flight -= len(entry.open_choices)
         self.admission.forget(len(entry.open_choices), entry.owner)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from chorale.client.admission import Admission, total_capacity
+from chorale.client.admission import Admission, QueueLimits
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.in_flight import InFlightRequests
 from chorale.client.routing.follower import Follower
@@ -87,8 +87,7 @@ class RemoteClient:
         self,
         where: str | Path | EngineAddress,
         *,
-        max_queued_requests: int | None = None,
-        num_api_processes: int = 1,
+        queue: QueueLimits | None = None,
         limits: ClientLimits | None = None,
         on_status: Callable[[EngineStatus], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -98,11 +97,9 @@ class RemoteClient:
     ) -> None:
         self._engine, self._follower, self._owns_admission = engine, follower, admission is None
         self._limits = limits or ClientLimits()
-        self._max_queued_requests = max_queued_requests
-        self._num_api_processes = num_api_processes
         self._on_status = on_status
         self._clock = clock
-        self._in_flight = InFlightRequests(clock, admission)
+        self._in_flight = InFlightRequests(clock, admission or Admission(clock, queue))
         self._connection = EngineConnection(
             where if isinstance(where, EngineAddress) else local_address(where),
             on_heartbeat=self._heartbeat,
@@ -246,8 +243,8 @@ class RemoteClient:
             self._died_at = None
         self._engine_id, self._info = engine_id, info
         if self._owns_admission:
-            capacity = total_capacity(info.max_num_seqs, self._max_queued_requests)
-            self._in_flight.admission.set_capacity(capacity, self._num_api_processes)
+            admission = self._in_flight.admission
+            admission.set_capacity(admission.limits.capacity(info.max_num_seqs))
         self._connection.connect()
         self._follow()
 

@@ -124,6 +124,8 @@ class ServerConfig:
     ray_max_moves: int = 3  # lost replicas after which a request fails, since it may be crashing them
     stream_interval: int = 1  # tokens per SSE event after the first
     max_queued_requests: int | None = None  # choices waiting beyond max_num_seqs; None: 4 x max_num_seqs
+    max_num_queued_reqs: int | None = None  # choices running or waiting; beyond it 503
+    max_num_queued_tokens: int | None = None  # prompt tokens not computed yet; from it on 503
     shutdown_timeout: float = 120.0  # seconds that running requests get after SIGTERM
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None

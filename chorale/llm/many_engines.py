@@ -15,6 +15,7 @@ import random
 import threading
 from collections.abc import Iterable
 
+from chorale.client.admission import QueueLimits
 from chorale.client.base import EngineInfo
 from chorale.client.fleet.fixed_members import FixedFleet
 from chorale.client.remote import ClientLimits
@@ -148,7 +149,7 @@ class ManyEngines:
             self._monitors = tuple(EngineMonitor(each) for each in starts)
             self._client = FixedFleet(
                 [each.directory for each in starts],
-                max_queued_requests=_QUEUED,
+                queue=QueueLimits(max_queued_requests=_QUEUED),
                 limits=ClientLimits(slow_reader_patience=float("inf")),
                 patience=None,
                 # Seeds are drawn in the order of prompts, as in a single engine.

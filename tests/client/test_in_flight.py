@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from chorale.client.admission import RETRY_AFTER_MAX
+from chorale.client.admission import RETRY_AFTER_MAX, Admission, QueueLimits
 from chorale.client.in_flight import InFlightRequests
 from chorale.client.stream import RequestStream
 from chorale.engine.types import NOBODY, GenerateRequest, Owner, SamplingSpec, TokenChunk
-from chorale.errors import EngineDeadError, QueueFullError, RequestError
+from chorale.errors import EngineDeadError, OverloadedError, QueueFullError, RequestError
 
 
 class Clock:
@@ -108,6 +108,61 @@ def test_a_reservation_admits_several_requests_or_none() -> None:
     assert (refused.value.status, refused.value.param) == (400, "prompt")
 
 
+def limited(**limits: int) -> InFlightRequests:
+    """Limits of a server whose engines run 4 choices at once."""
+    queue = QueueLimits(**limits)
+    in_flight = InFlightRequests(Clock(), Admission(Clock(), queue))
+    in_flight.admission.set_capacity(queue.capacity(4))
+    return in_flight
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_admitted", "status", "code"),
+    [
+        ({}, 20, 429, "rate_limit_exceeded"),
+        ({"max_num_queued_reqs": 3}, 3, 503, "max_num_queued_reqs"),
+        ({"max_num_queued_reqs": 30}, 30, 503, "max_num_queued_reqs"),  # instead of the default of 20
+        ({"max_num_queued_reqs": 30, "max_queued_requests": 2}, 6, 429, "rate_limit_exceeded"),
+        ({"max_num_queued_reqs": 5, "max_queued_requests": 2}, 5, 503, "max_num_queued_reqs"),
+        ({"max_num_queued_reqs": 6, "num_processes": 2}, 3, 503, "max_num_queued_reqs"),
+        ({"max_num_queued_reqs": 0}, 0, 503, "max_num_queued_reqs"),
+        ({"max_num_queued_tokens": 3}, 3, 503, "max_num_queued_tokens"),  # prompts of one token
+        ({"max_num_queued_tokens": 6, "num_processes": 2}, 3, 503, "max_num_queued_tokens"),
+        ({"max_num_queued_tokens": 0}, 0, 503, "max_num_queued_tokens"),
+    ],
+)
+def test_each_limit_has_its_answer(limits: dict[str, int], num_admitted: int, status: int, code: str) -> None:
+    in_flight = limited(**limits)
+    for number in range(num_admitted):
+        in_flight.admit(asked(str(number)), no_close)
+    with pytest.raises(QueueFullError) as refused:
+        in_flight.admit(asked("more"), no_close)
+    assert (refused.value.status, refused.value.code) == (status, code)
+    assert refused.value.retry_after == 1.0
+
+
+@pytest.mark.parametrize("end", ["token", "abort", "leave", "drop", "fail"])
+def test_a_prompt_counts_until_its_first_token_or_its_end(end: str) -> None:
+    in_flight = limited(max_num_queued_tokens=1)
+    in_flight.admit(asked("a", 2), no_close)
+    with pytest.raises(OverloadedError):
+        in_flight.admission.reserve({"b": 1})
+    if end == "token":
+        in_flight.deliver([TokenChunk("a", 1, [5])])
+    elif end == "fail":
+        in_flight.fail_all(lambda: EngineDeadError("gone"))
+    elif end == "abort":
+        in_flight.abort("a")
+    elif end == "leave":
+        in_flight.leave("a", None)
+    else:
+        in_flight.leave("a", 0)
+        in_flight.leave("a", 1)
+    in_flight.admission.reserve({"b": 1})
+    in_flight.abort("a")
+    assert in_flight.admission.num_prompt_tokens == 0
+
+
 def num_admitted(in_flight: InFlightRequests, owner: Owner, n: int = 1) -> int:
     """Admits requests of an owner until one is refused. Returns how many were admitted."""
     for number in range(100):
@@ -147,8 +202,8 @@ def test_shares_are_proportional_to_weights_and_at_least_one() -> None:
 
 
 def test_processes_share_the_capacity_but_an_idle_one_may_exceed_its_share() -> None:
-    in_flight = InFlightRequests(Clock())
-    in_flight.admission.set_capacity(8, num_processes=2)
+    in_flight = limited(num_processes=2)
+    in_flight.admission.set_capacity(8)
     in_flight.admit(asked("a"), no_close)
     with pytest.raises(QueueFullError):
         in_flight.admit(asked("b", 4), no_close)

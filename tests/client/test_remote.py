@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from chorale.client.admission import QueueLimits
 from chorale.client.remote import ClientLimits, RemoteClient
 from chorale.errors import (
     ConflictError,
@@ -85,7 +86,8 @@ async def test_closing_a_stream_aborts_its_request() -> None:
 
 
 async def test_a_full_queue_refuses_requests_with_retry_after() -> None:
-    async with rig(Behaviour(step_seconds=0.005, max_num_seqs=4), max_queued_requests=2) as r:
+    queue = QueueLimits(max_queued_requests=2)
+    async with rig(Behaviour(step_seconds=0.005, max_num_seqs=4), queue=queue) as r:
         streams = [r.client.submit(request(f"r{i}", 50_000)) for i in range(5)]
         with pytest.raises(QueueFullError) as full:
             r.client.submit(request("two", n=2))
@@ -227,8 +229,9 @@ async def test_two_clients_do_not_see_each_others_tokens() -> None:
 
 
 async def test_two_processes_share_the_capacity_of_the_engine() -> None:
-    async with rig(Behaviour(step_seconds=0.005, max_num_seqs=2), max_queued_requests=2) as r:
-        half = RemoteClient(r.directory, max_queued_requests=2, num_api_processes=2)
+    queue = QueueLimits(max_queued_requests=2)
+    async with rig(Behaviour(step_seconds=0.005, max_num_seqs=2), queue=queue) as r:
+        half = RemoteClient(r.directory, queue=QueueLimits(max_queued_requests=2, num_processes=2))
         half.start()
         try:
             await until(lambda: half.status.state == "ready", "the second client is ready")

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from chorale.client.admission import total_capacity
+from chorale.client.admission import QueueLimits
 from chorale.client.base import Core, EngineInfo, EngineStatus
 from chorale.client.in_flight import InFlightRequests
 from chorale.client.stream import RequestStream
@@ -34,7 +34,8 @@ class LocalClient:
         times ``max_num_seqs``."""
         self._core, self._info = core, info
         self._in_flight = InFlightRequests(time.monotonic)
-        self._in_flight.admission.set_capacity(total_capacity(info.max_num_seqs, max_queued_requests))
+        limits = QueueLimits(max_queued_requests=max_queued_requests)
+        self._in_flight.admission.set_capacity(limits.capacity(info.max_num_seqs))
         self._status = EngineStatus("ready")
         self._stats = core.stats()
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()

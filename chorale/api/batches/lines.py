@@ -15,7 +15,7 @@ from chorale.api.http.responses import error_response
 from chorale.api.responses.endpoint import routes as response_routes
 from chorale.api.state import Lifecycle, ServerState
 from chorale.api.telemetry.metered_client import MeteredClient
-from chorale.client.admission import total_capacity
+from chorale.client.admission import QueueLimits
 from chorale.errors import ChoraleError
 from chorale.jobs.execute import AppSender
 from chorale.jobs.line import ENDPOINTS
@@ -73,9 +73,9 @@ def make_runner(state: ServerState, service: BatchService) -> BatchRunner:
     def concurrency() -> int:
         if state.lifecycle.draining or not is_ready():
             return 0
-        rows, queued = state.client.info.max_num_seqs, state.config.max_queued_requests
+        rows = state.client.info.max_num_seqs
         # Lines count towards the server's admission limit, so leave most of it to other requests.
-        admitted = total_capacity(rows, queued)
+        admitted = QueueLimits.of(state.config).capacity(rows)
         most = min(state.config.batch_max_concurrency or rows, admitted // 4)
         return max(1, most // state.config.api_server_count)
 

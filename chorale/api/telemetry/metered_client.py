@@ -71,8 +71,8 @@ class MeteredClient:
     def _counting_rejections(self) -> Iterator[None]:
         try:
             yield
-        except QueueFullError:
-            self._metrics.series.count("chorale:queue_rejections")
+        except QueueFullError as error:
+            self._metrics.rejected(error)
             raise
 
     def submit(self, request: GenerateRequest) -> TokenStream:

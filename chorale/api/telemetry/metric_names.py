@@ -55,6 +55,7 @@ COUNTERS: dict[str, tuple[str, Labels]] = {
     "vllm:prompt_tokens_cached": ("Prompt tokens served from the prefix cache", ()),
     "vllm:request_success": ("Choices that finished", ("finished_reason",)),
     "chorale:queue_rejections": ("Requests refused because the queue was full", ()),
+    "vllm:admission_rejections": ("Requests that a limit of the queue refused, by the limit", ("reason",)),
     "chorale:aborts": ("Choices that were aborted", ("reason",)),
     "chorale:tool_calls": ("Calls of built-in tools", ("tool", "status")),
     "chorale:harmony_repairs": ("Malformed harmony output that was repaired", ("kind",)),
@@ -77,9 +78,12 @@ STORE_GAUGES: dict[str, tuple[str, Labels]] = {
     "chorale:batches": ("Batches that have not ended", ("status",)),
 }
 
+# The limits that refuse requests: Chorale's own (429), and vLLM's (503), which are the codes of the errors.
+REJECTIONS = ("max_queued_requests", "max_num_queued_reqs", "max_num_queued_tokens")
+
 # Metrics of the server, not of an engine. Each has one series, labelled as engine 0.
 BY_SERVER = (
-    "chorale:queue_rejections", "chorale:tool_calls", "chorale:harmony_repairs",
+    "chorale:queue_rejections", "vllm:admission_rejections", "chorale:tool_calls", "chorale:harmony_repairs",
     "chorale:response_store_failures", "chorale:batch_lines",
 )  # fmt: skip
 

@@ -33,11 +33,13 @@ from chorale.api.telemetry.metric_names import (
     BY_SERVER,
     COUNTERS,
     HISTOGRAMS,
+    REJECTIONS,
     STORE_GAUGES,
     is_http,
 )
 from chorale.api.telemetry.metric_types import Histogram, Labels, Series, total
 from chorale.client.base import EngineClient
+from chorale.errors import QueueFullError
 
 if TYPE_CHECKING:
     from chorale.store.batches import BatchStats
@@ -59,6 +61,8 @@ class Metrics(Collector):
         self._model_name = model_name
         self.engines = [EngineRecord({"model_name": model_name, "engine": "0"})]
         self.series = self.engines[0].series
+        for reason in REJECTIONS:
+            self.series.count("vllm:admission_rejections", (reason,), 0)
         self._client: EngineClient | None = None
         self._num_watched = 0
         self._labels = self.engines[0].labels
@@ -105,6 +109,12 @@ class Metrics(Collector):
     def tool_called(self, tool: str, failed: bool) -> None:
         """Counts a tool call. ``tool``: browser, python or mcp."""
         self.series.count("chorale:tool_calls", (tool, "failed" if failed else "completed"))
+
+    def rejected(self, error: QueueFullError) -> None:
+        """Counts a request that a limit of the queue has refused."""
+        self.series.count("chorale:queue_rejections")
+        reason = error.code if error.code in REJECTIONS else REJECTIONS[0]
+        self.series.count("vllm:admission_rejections", (reason,))
 
     def lines_answered(self, completed: int, failed: int) -> None:
         """Counts lines of batches, which no other request counter and no latency includes."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from chorale.client.admission import QueueLimits
 from chorale.client.fleet.fleet import FleetClient
 from chorale.client.fleet.members import Ticket
 from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits
@@ -45,8 +46,7 @@ class FixedFleet(FleetClient):
         self,
         directories: Sequence[str | Path],
         *,
-        max_queued_requests: int | None = None,
-        num_api_processes: int = 1,
+        queue: QueueLimits | None = None,
         limits: ClientLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         patience: float | None = 60.0,
@@ -56,8 +56,7 @@ class FixedFleet(FleetClient):
         """See ``FleetClient``."""
         super().__init__(
             Cheapest,
-            max_queued_requests=max_queued_requests,
-            num_api_processes=num_api_processes,
+            queue=queue,
             limits=limits,
             clock=clock,
             patience=patience,

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from chorale.client.admission import Admission, total_capacity
+from chorale.client.admission import Admission, QueueLimits
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.continuation import Continuation
 from chorale.client.fleet.members import Member, Members, Slot, Ticket
@@ -54,8 +54,7 @@ class FleetClient:
         self,
         make_assigner: Callable[[FleetClient], Assigner],
         *,
-        max_queued_requests: int | None = None,
-        num_api_processes: int = 1,
+        queue: QueueLimits | None = None,
         limits: ClientLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         patience: float | None = 60.0,
@@ -70,10 +69,9 @@ class FleetClient:
         none. ``first_slot``: slot that is preferred first if costs are equal; None: random in each process.
         """
         self._limits = limits or ClientLimits()
-        self._max_queued_requests, self._num_api_processes = max_queued_requests, num_api_processes
         self._clock, self._seeds = clock, seeds or random.Random()
         self._patience, self._gone_patience, self._most_moves = patience, gone_patience, most_moves
-        self._admission = Admission(clock)
+        self._admission = Admission(clock, queue)
         self._info: EngineInfo | None = None
         self._ticker: asyncio.Task[None] | None = None
         first_slot = random.randrange(1 << 16) if first_slot is None else first_slot
@@ -340,11 +338,11 @@ class FleetClient:
             return
         self._info = merge_info([remote.info for remote in known])
         up, most = (
-            total_capacity(sum(each.info.max_num_seqs for each in group), self._max_queued_requests)
+            self._admission.limits.capacity(sum(each.info.max_num_seqs for each in group))
             for group in (self.members.up or known, known)
         )
-        self._admission.set_capacity(up, self._num_api_processes)
-        self._admission.most = most
+        self._admission.set_capacity(up)
+        self._admission.most = max(most, 1)
 
     def _note_up(self) -> None:
         if self.members.up:

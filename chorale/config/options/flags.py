@@ -154,6 +154,10 @@ ENGINE_FLAGS = (
          least=-1),
     Flag("max-queued-requests", "size", "server.max_queued_requests",
          "maximum number of queued choices; further requests get HTTP status 429", least=0),
+    Flag("max-num-queued-reqs", "size", "server.max_num_queued_reqs",
+         "maximum number of choices that run or wait; further requests get HTTP status 503", least=0),
+    Flag("max-num-queued-tokens", "size", "server.max_num_queued_tokens",
+         "number of prompt tokens without an answer from which on requests get HTTP status 503", least=0),
 )
 
 SERVER_FLAGS = (

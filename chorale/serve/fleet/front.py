@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+from dataclasses import replace
 
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chorale.api.http.middleware import HttpMiddleware
+from chorale.client.admission import QueueLimits
 from chorale.client.fleet.fleet import FleetClient
 from chorale.serve.bootstrap import ApiStart
 from chorale.serve.fleet.assigner import ASSIGNERS, RayAssigner
@@ -40,7 +42,7 @@ class Front:
         handle, server = self._engine, self._start.server
         client = FleetClient(
             functools.partial(RayAssigner, handle),
-            max_queued_requests=server.max_queued_requests,
+            queue=QueueLimits.of(replace(server, api_server_count=1)),
             patience=server.ray_assign_timeout,
             most_moves=server.ray_max_moves,
         )

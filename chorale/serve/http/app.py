@@ -20,6 +20,7 @@ from chorale.api.responses.background.resume import Resumer
 from chorale.api.state import ServerState
 from chorale.api.telemetry.metrics import Metrics
 from chorale.api.telemetry.throughput import log_throughput
+from chorale.client.admission import QueueLimits
 from chorale.client.base import EngineClient
 from chorale.client.fleet.fixed_members import FixedFleet
 from chorale.client.remote import RemoteClient
@@ -44,14 +45,13 @@ COLLECTOR = (10_000, 20, 100)
 
 
 def make_client(start: ApiStart) -> RemoteClient | FixedFleet:
-    """Returns a client. Each API process may queue its share of ``max_queued_requests``."""
-    queued, count = start.server.max_queued_requests, start.server.api_server_count
+    """Returns a client. Each API process may queue its share of the server's limits."""
+    queue = QueueLimits.of(start.server)
     if not start.engine_directories:
-        return RemoteClient(start.directory, max_queued_requests=queued, num_api_processes=count)
+        return RemoteClient(start.directory, queue=queue)
     return FixedFleet(
         start.engine_directories,
-        max_queued_requests=queued,
-        num_api_processes=count,
+        queue=queue,
         seeds=random.Random(f"{start.seed} {start.process}"),
         first_slot=start.process,
     )

@@ -18,7 +18,7 @@ from chorale.api.telemetry.metric_types import Histogram, Series, total
 from chorale.api.telemetry.metrics import Metrics
 from chorale.client.base import LEFT, EngineInfo, EngineStatus
 from chorale.engine.types import EngineStats, GenerateRequest, SamplingSpec, TokenChunk
-from chorale.errors import EngineDeadError, QueueFullError
+from chorale.errors import EngineDeadError, OverloadedError, QueueFullError
 from tests.support.raw_http import call
 from tests.support.scripted import scripted
 from tests.support.server import served
@@ -114,7 +114,11 @@ async def test_rejections_and_repairs_are_counted() -> None:
         MeteredClient(inner, metrics).submit(request())
     metrics.repaired({"cut_header": 2, "glued_token": 1})
     metrics.repaired({"cut_header": 1})
-    assert value(metrics, "chorale:queue_rejections_total") == 1
+    metrics.rejected(OverloadedError("full", code="max_num_queued_tokens"))
+    assert value(metrics, "chorale:queue_rejections_total") == 2
+    reasons = {"max_queued_requests": 1, "max_num_queued_reqs": 0, "max_num_queued_tokens": 1}
+    for reason, number in reasons.items():
+        assert value(metrics, "vllm:admission_rejections_total", reason=reason) == number
     assert value(metrics, "chorale:harmony_repairs_total", kind="cut_header") == 3
 
 

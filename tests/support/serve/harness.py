@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chorale.client.admission import QueueLimits
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.remote import ClientLimits, RemoteClient
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, choice_seed
@@ -96,7 +97,7 @@ async def rig(
     watch: WatchLimits | None = None,
     client: ClientLimits | None = None,
     client_timeout: float = 10.0,
-    max_queued_requests: int | None = None,
+    queue: QueueLimits | None = None,
     wait: bool = True,
 ) -> AsyncIterator[Rig]:
     """Start an engine process under a monitor and connect a client; end both after the block."""
@@ -112,7 +113,7 @@ async def rig(
     monitor = EngineMonitor(
         start, command=FAKE_ENGINE, limits=watch, on_status=lambda *update: told.append(update)
     )
-    remote = RemoteClient(directory, limits=client, max_queued_requests=max_queued_requests)
+    remote = RemoteClient(directory, limits=client, queue=queue)
     remote.start()
     made = Rig(directory, monitor, remote, asyncio.ensure_future(monitor.run()), told)
     try:

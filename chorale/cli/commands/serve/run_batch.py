@@ -179,6 +179,7 @@ def _offline(settings: Settings) -> Settings:
     """Returns the settings with the defaults of an engine that has no interactive clients."""
     engine, server, values = settings.engine, settings.server, settings.values
     changes: dict[str, Any] = {"access_log": False, "api_server_count": 1, "uds": None}
+    changes |= dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"))  # no line is refused
     if "response-store" not in values:
         changes["response_store"] = ":memory:"
     if server.max_queued_requests is None:
