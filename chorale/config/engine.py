@@ -20,6 +20,7 @@ DEMO = "demo"
 
 
 Dtype = Literal["auto", "float32", "bfloat16"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 NO_STAGES = (
     "neither layers nor the context of a request are divided among devices; --tensor-parallel-size shares "
     "each layer between several GPUs, and --data-parallel-size runs an engine on each"
@@ -78,6 +79,7 @@ class EngineConfig:
     enable_sleep_mode: bool = False  # the engine can release its memory and restore it
     profiler_config: ProfilerConfig | None = None  # traces on request; None: no profiler
     max_logprobs: int = 20
+    logprobs_mode: LogprobsMode = "raw_logprobs"  # processed: after masks, penalties, temperature, filters
     generation_config: Literal["auto", "none"] = "auto"
     override_generation_config: dict[str, float] | None = None  # overrides the checkpoint's file
     num_threads: int | None = None  # CPU threads for computation

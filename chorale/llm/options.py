@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from chorale.config.engine import EngineConfig
+from chorale.config.engine import EngineConfig, LogprobsMode
 from chorale.config.kv_events import KvEventsConfig
 from chorale.config.options.flags import FLAGS
 from chorale.config.speculative import SpeculativeConfig
@@ -60,6 +60,7 @@ class EngineOptions(TypedDict, total=False):
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None
     kv_events_config: KvEventsConfig | Mapping[str, Any] | None
     max_logprobs: int
+    logprobs_mode: LogprobsMode
     generation_config: Literal["auto", "none"]
     override_generation_config: Mapping[str, float] | None
     num_threads: int | None

@@ -85,6 +85,7 @@ def make_worker(
         make_sampler=model.ops.make_sampler,
         rank=rank,
         gather_few=model.ops.gather_few,
+        mode=resolved.logprobs_mode,
     )
     drafting = decode_graphs = mixed_graphs = None
     if drafts is not None:

@@ -229,9 +229,7 @@ class Worker:
         tokens = self._sampler.sample(logits, batch, masks)
         wanted = []
         for sample in np.flatnonzero(batch.num_logprobs >= 0).tolist():
-            num_top = int(batch.num_logprobs[sample])
-            row = slice(sample, sample + 1)
-            tensors = self._sampler.logprobs(logits[row], tokens[row].clamp(min=0), num_top)
+            tensors = self._sampler.logprobs_at(sample, logits, tokens, batch, masks)
             wanted.append(PendingLogprobs(int(entries[sample]), tensors))
         return tokens, wanted
 

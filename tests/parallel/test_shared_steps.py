@@ -134,18 +134,19 @@ from tests.support.runtime import make_engine, request, run
 
 size, by_expert = int(sys.argv[2]), sys.argv[4] == "whole experts"
 core = make_engine(
-    sys.argv[1], tensor_parallel_size=size, enable_expert_parallel=by_expert, ops=sys.argv[3], dtype="float32"
+    sys.argv[1], tensor_parallel_size=size, enable_expert_parallel=by_expert, ops=sys.argv[3], dtype="float32",
+    logprobs_mode="processed_logprobs" if by_expert else "raw_logprobs",
 )
 prompts = {"long": list(range(30)), "short": list(range(7))}
 requests = [
     request("greedy", prompts["long"], max_tokens=3, temperature=0, logprobs=3),
-    request("filters", prompts["short"], max_tokens=3, seed=5, top_p=0.8, top_k=50, min_p=0.01),
+    request("filters", prompts["short"], max_tokens=3, seed=5, top_p=0.8, top_k=2, min_p=0.01, logprobs=3),
     request("penalties", prompts["short"], max_tokens=3, seed=6, presence_penalty=0.3),
     request("hot", prompts["short"], max_tokens=3, seed=7),
 ]
 found = run(core, requests)
 core.shutdown()
-records = found["greedy"][0].logprobs
+records = found["greedy"][0].logprobs + found["filters"][0].logprobs
 print(json.dumps({
     "tokens": {name: answers[0].token_ids for name, answers in found.items()},
     "logprobs": [[record.logprob, *record.top_logprobs] for record in records],

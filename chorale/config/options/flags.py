@@ -9,7 +9,9 @@ and ``compilation.py`` those of ``--compilation-config``.
 
 from __future__ import annotations
 
-from chorale.config.engine import MOST_ENGINES
+from typing import get_args
+
+from chorale.config.engine import MOST_ENGINES, LogprobsMode
 from chorale.config.options.values import MOST, Flag
 from chorale.config.options.vllm_flags import DEVICES, KNOWN_FLAGS
 from chorale.config.speculative import MOST_DRAFT_TOKENS
@@ -152,6 +154,10 @@ ENGINE_FLAGS = (
          '{"profiler": "torch", "torch_profiler_dir": "/tmp/traces"}'),
     Flag("max-logprobs", "int", "engine.max_logprobs", "maximum number of log-probabilities per token",
          least=-1),
+    Flag("logprobs-mode", "str", "engine.logprobs_mode",
+         "log-probabilities or logits of the model (raw), or those after masks, penalties, temperature and "
+         "filters (processed; removed tokens have -inf); those of prompts are always raw",
+         choices=get_args(LogprobsMode)),
     Flag("max-queued-requests", "size", "server.max_queued_requests",
          "maximum number of queued choices; further requests get HTTP status 429", least=0),
     Flag("max-num-queued-reqs", "size", "server.max_num_queued_reqs",

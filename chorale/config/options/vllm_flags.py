@@ -107,8 +107,6 @@ _NO_EFFECT: tuple[Flag, ...] = (
     *_flags("no effect", "the role of an answer is assistant", "response-role", harmless=("assistant",)),
     *_flags("no effect", "weights are read from safetensors", "load-format",
             harmless=("auto", "safetensors", "hf")),
-    *_flags("no effect", "log-probabilities are those of the model, before temperature and filters",
-            "logprobs-mode", harmless=("raw_logprobs",)),
     *_flags("no effect", "ranks are processes of one machine (mp)", "distributed-executor-backend",
             harmless=("mp", "uni")),
     *_flags("no effect", _ONE_MACHINE,

@@ -1,5 +1,5 @@
-"""Log-probabilities of the model's distribution before logits processors, filters and temperature (vLLM's
-default).
+"""Log-probabilities of the model's distribution, before or after logits processors, temperature and filters
+(``--logprobs-mode``).
 
 Computed only for the rows that request them. They stay on the device until the step's results are fetched.
 """
@@ -31,10 +31,14 @@ class LogprobTensors:
         return (self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs)
 
 
-def gather_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
-    """Compute the log-probabilities of ``token_ids`` [M] int64 (all valid) in ``logits`` [M, V] float32."""
+def gather_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, *, as_logits: bool = False
+) -> LogprobTensors:
+    """Compute the log-probabilities of ``token_ids`` [M] int64 (all valid) in ``logits`` [M, V] float32.
+
+    ``as_logits``: return the logits themselves instead."""
     chosen = logits.gather(1, token_ids.unsqueeze(1))
-    total = logits.logsumexp(-1, keepdim=True)
+    total = torch.zeros_like(chosen) if as_logits else logits.logsumexp(-1, keepdim=True)
     top, top_ids = logits.topk(min(num_top, logits.shape[-1]), dim=-1)
     return LogprobTensors(
         token_ids=token_ids,
@@ -51,6 +55,8 @@ def shared_logprobs(
     logits: torch.Tensor,
     token_ids: torch.Tensor,
     num_top: int,
+    *,
+    as_logits: bool = False,
 ) -> LogprobTensors:
     """``gather_logprobs`` over several ranks: ``logits`` [M, V of this rank] are those of the rank's ids.
 
@@ -67,6 +73,7 @@ def shared_logprobs(
     top, ids = F.pad(top, missing, value=float("-inf")), F.pad(columns + own.start, missing)
     parts = all_gather(torch.cat((chosen, total, top, ids.float()), dim=1))  # [size, M, 2 + 2 K]
     chosen, total = parts[:, :, :1].amax(0), parts[:, :, 1:2].logsumexp(0)
+    total = torch.zeros_like(total) if as_logits else total
     above = all_gather((logits > chosen).sum(-1).float()).sum(0)  # exact
     values = parts[:, :, 2 : 2 + num_top].movedim(0, 1).flatten(1)
     ids = parts[:, :, 2 + num_top :].movedim(0, 1).flatten(1)

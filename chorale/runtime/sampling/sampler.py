@@ -27,7 +27,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from chorale.config.engine import LogprobsMode
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, MakeSampler, SamplingInputs
+from chorale.kernels.reference.sampling.filters import NEGLIGIBLE
 from chorale.kernels.reference.sampling.sampling import Needs, ReferenceSampler
 from chorale.kernels.reference.sampling.shared_sampling import gather_logits
 from chorale.parallel.rank import Rank
@@ -58,11 +60,13 @@ class Sampler:
         make_sampler: MakeSampler = ReferenceSampler,
         rank: Rank | None = None,
         gather_few: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        mode: LogprobsMode = "raw_logprobs",
     ) -> None:
         """``forbidden``: ids that are never sampled; ids outside the vocabulary are ignored. ``rank``: logits
         cover its token ids only; None: the whole vocabulary. ``gather_few``: see ``Ops``."""
         self._device, self._rank = device, rank
         self._gather_few = gather_few
+        self._is_processed, self._is_logits = mode.startswith("processed"), mode.endswith("logits")
         known = [token for token in forbidden if 0 <= token < vocab_size]
         is_forbidden = torch.zeros(vocab_size, dtype=torch.uint8)
         is_forbidden[torch.tensor(known, dtype=torch.int64)] = 1
@@ -79,14 +83,45 @@ class Sampler:
             return self.draw
         return ReferenceSampler(self.forbidden, self._device.sample_rows)
 
-    def logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
+    def logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, *, is_whole: bool = False
+    ) -> LogprobTensors:
         """Return the log-probabilities of ``token_ids`` [M], one per row of ``logits``, a few rows at a
-        time."""
-        gather: Gather = gather_logprobs
-        if self._rank is not None:
+        time. ``is_whole``: ``logits`` cover the whole vocabulary on every rank."""
+        gather: Gather = partial(gather_logprobs, as_logits=self._is_logits)
+        if self._rank is not None and not is_whole:
             all_gather = self._gather_few or self._rank.communicator.all_gather
-            gather = partial(shared_logprobs, self._rank.share.vocabulary, all_gather)
+            own = self._rank.share.vocabulary
+            gather = partial(shared_logprobs, own, all_gather, as_logits=self._is_logits)
         return gather_in_parts(logits, token_ids, num_top, self._device.sample_rows, gather)
+
+    def logprobs_at(
+        self,
+        sample: int,
+        logits: torch.Tensor,
+        tokens: torch.Tensor,
+        batch: SamplingBatch,
+        masks: Masks | None,
+    ) -> LogprobTensors:
+        """Return the log-probabilities of one sample of a batch, whose tokens are ``tokens`` [N].
+
+        In a processed mode they are those of the distribution that the token was drawn from. Tokens that are
+        masked or filtered have -inf. The token itself never has: its filter may have rounded otherwise.
+        """
+        num_top, own = int(batch.num_logprobs[sample]), slice(sample, sample + 1)
+        logits, token = logits[own], tokens[own].clamp(min=0)
+        if not self._is_processed:
+            return self.logprobs(logits, token, num_top)
+        one = np.array([sample])
+        batch = batch.at(one, torch.arange(sample, sample + 1, device=logits.device))
+        if self._rank is not None:
+            logits = gather_logits(self._rank, logits, len(self.forbidden))
+        scores = self._processed(logits, batch, None if masks is None else masks.at(one))
+        heat = batch.temperature.unsqueeze(1)
+        chosen = scores.gather(1, token.unsqueeze(1)).div_(torch.where(heat > 0, heat, 1.0))
+        self._plain.filter(scores, batch.temperature, _filters(batch), _needs(batch))
+        scores.masked_fill_(scores <= NEGLIGIBLE / 2, float("-inf")).scatter_(1, token.unsqueeze(1), chosen)
+        return self.logprobs(scores, token, num_top, is_whole=True)
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None) -> torch.Tensor:
         """Return tokens [N] int64 for ``logits`` [N, V] float32, which is not changed.
@@ -118,15 +153,20 @@ class Sampler:
     def _sample_processed(
         self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None
     ) -> torch.Tensor:
+        scores = self._processed(logits, batch, masks)
+        return self._plain.choose(
+            scores, logits, batch.keys, batch.temperature, _filters(batch), _needs(batch)
+        )
+
+    def _processed(self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None) -> torch.Tensor:
+        """Return a copy of a few rows after masks and logits processors. The next call overwrites it."""
         scores, allowed = self._plain.permitted(logits), self._allowed(masks, len(batch))
         if allowed is not None:
             self._plain.forbid(scores, allowed)
         self._plain.forbid_stops(scores, batch.early_stops)
         for row, processors in batch.processors.items():
             processors.apply(scores[row], int(batch.positions[row]))
-        return self._plain.choose(
-            scores, logits, batch.keys, batch.temperature, _filters(batch), _needs(batch)
-        )
+        return scores
 
     def _allowed(self, masks: Masks | None, count: int) -> Allowed | None:
         if masks is None:

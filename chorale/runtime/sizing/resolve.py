@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from chorale.config.cache_dtype import E4M3, cache_dtype
-from chorale.config.engine import EngineConfig, check_ranks, check_sizes
+from chorale.config.engine import EngineConfig, LogprobsMode, check_ranks, check_sizes
 from chorale.config.sampling_fields import MAX_LOGPROBS
 from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError
@@ -91,6 +91,7 @@ class Resolved:
     decisions: tuple[Decision, ...]
     notes: tuple[str, ...]
     max_logprobs: int = MAX_LOGPROBS
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     most_drafts: int = 0  # maximum draft tokens per row and step
     drafts: DraftMemory | None = None  # memory of the draft head; None: no head
     host_tier: HostTierSizes | None = None  # the host memory tier; None: no tier
@@ -192,6 +193,7 @@ def resolve(
         mixed_graphs=mixed_graphs,
         decisions=tuple(decide.decisions),
         max_logprobs=_max_logprobs(config, decide),
+        logprobs_mode=config.logprobs_mode,
         most_drafts=0 if speculation is None else speculation.num_speculative_tokens,
         drafts=drafts if speculation is not None and speculation.has_head else None,
         notes=tuple(decide.notes),

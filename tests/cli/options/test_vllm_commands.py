@@ -66,7 +66,7 @@ ACCEPTED = [
     ("openai/gpt-oss-20b --chat-template /templates/mine.jinja", 1),
     ("openai/gpt-oss-20b --no-enable-sleep-mode", 0),
     ("openai/gpt-oss-20b --limit-mm-per-prompt '{\"image\": 0}' --max-logprobs 50", 1),
-    ("openai/gpt-oss-20b --logprobs-mode processed_logprobs --ssl-cert-reqs 0 --nnodes 1 --node-rank 0", 1),
+    ("openai/gpt-oss-20b --logprobs-mode processed_logprobs --ssl-cert-reqs 0 --nnodes 1 --node-rank 0", 0),
     ("openai/gpt-oss-20b --revision main --download-dir /models --allowed-origins '[\"*\"]'", 0),
 ]  # fmt: skip
 

@@ -129,6 +129,19 @@ class ReferenceSampler:
         needs: Needs,
     ) -> torch.Tensor:
         """Return ``scores`` after temperature, filters and noise, of which the largest wins."""
+        self.filter(scores, temperature, filters, needs)
+        if needs.heat:
+            space = (self._space[0][: len(scores)], self._space[1][: len(scores)])
+            noise = gumbel_noise(keys, self._steps, space)
+            if not needs.all_heat:
+                noise *= temperature.unsqueeze(1) > 0
+            scores = noise.add_(scores)
+        return scores
+
+    def filter(
+        self, scores: torch.Tensor, temperature: torch.Tensor, filters: torch.Tensor | None, needs: Needs
+    ) -> None:
+        """Divide ``scores`` by the temperature, and add ``NEGLIGIBLE`` to those that filters remove."""
         if needs.heat:
             space = (self._space[0][: len(scores)], self._space[1][: len(scores)])
             heat = temperature.unsqueeze(1)
@@ -137,11 +150,6 @@ class ReferenceSampler:
                 columns = zip(filters.unbind(1), needs.filters, strict=True)
                 top_k, top_p, min_p = (column if is_used else None for column, is_used in columns)
                 filter_scores(scores, top_k, top_p, min_p, needs.most_k, space)
-            noise = gumbel_noise(keys, self._steps, space)
-            if not needs.all_heat:
-                noise *= heat > 0
-            scores = noise.add_(scores)
-        return scores
 
     def decide(self, scores: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Return [N] int64: the token of the largest score, or the reason why the row has none."""
