@@ -67,6 +67,8 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool | None = None  # None: if the device supports it
     tensor_parallel_size: int = 1  # ranks: processes, each with its share of the model and its own device
+    device_ids: tuple[int | str, ...] = ()  # GPUs: their UUIDs, or numbers among the visible ones; (): all
+    distributed_timeout_seconds: int | None = None  # longest exchange between ranks; None: ten minutes
     enable_expert_parallel: bool | None = None  # a rank has whole experts, not slices of each; None: auto
     disable_custom_all_reduce: bool = False  # ranks communicate through NCCL (RCCL, HCCL) only
     enforce_eager: bool = False  # no CUDA graphs
@@ -225,6 +227,7 @@ def check_sizes(config: EngineConfig) -> None:
         "prefill_schedule_interval": 1,
         "long_prefill_token_threshold": 0,
         "block_size": 1,
+        "distributed_timeout_seconds": 1,
         "num_threads": 1,
     }
     check_least(config, least)
@@ -238,6 +241,9 @@ def check_sizes(config: EngineConfig) -> None:
         raise ConfigError(
             "--enable-sleep-mode and --kv-offloading-size: choose one; a sleep drops the KV pages"
         )
+    ids = [str(each) for each in config.device_ids]
+    if len(set(ids)) < len(ids) or len({each.isdigit() for each in ids}) > 1:
+        raise ConfigError(f"--device-ids {','.join(ids)}: must be different numbers, or different UUIDs")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
 

@@ -37,6 +37,7 @@ from chorale.llm.prompts import (
     render_chat,
 )
 from chorale.llm.turns import make_turn
+from chorale.machine.devices import replica_environments
 from chorale.turns.choice.choice import Choice
 from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.request import TurnRequest
@@ -304,6 +305,8 @@ def _open(config: EngineConfig, count: int) -> OfflineEngine | ManyEngines:
     from chorale.serve.engine.build import build_engine  # imports torch
     from chorale.serve.engine.kv_events.publisher import open_kv_events
 
+    if config.device_ids:
+        _choose_devices(config)
     publisher = open_kv_events(config.kv_events_config)
     try:
         core, info = build_engine(config, prefix_secret=configured_secret(config, os.environ))
@@ -314,6 +317,16 @@ def _open(config: EngineConfig, count: int) -> OfflineEngine | ManyEngines:
     if publisher is not None:
         publisher.start(core)
     return OfflineEngine(core, info, publisher)
+
+
+def _choose_devices(config: EngineConfig) -> None:
+    """Sets the variable that chooses devices, for this process and its ranks."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        raise ConfigError("LLM: device_ids: this process uses CUDA already; set CUDA_VISIBLE_DEVICES instead")
+    for chosen in replica_environments(config, 1) or ():
+        os.environ |= chosen
 
 
 def _for_each(

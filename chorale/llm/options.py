@@ -50,6 +50,8 @@ class EngineOptions(TypedDict, total=False):
     scheduling_policy: Literal["fcfs", "priority"]
     async_scheduling: bool | None
     tensor_parallel_size: int
+    device_ids: Sequence[int | str]
+    distributed_timeout_seconds: int | None
     enable_expert_parallel: bool | None
     disable_custom_all_reduce: bool
     enforce_eager: bool

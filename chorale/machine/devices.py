@@ -71,6 +71,14 @@ def _fewer(gpus: int, num_ranks: int) -> str:
     )
 
 
+def _chosen(device_ids: Sequence[int | str], visible: Sequence[str]) -> list[str]:
+    """Returns the ids in ``device_ids``, of which numbers count the ``visible`` ones, as in vLLM."""
+    numbers = [int(each) for each in device_ids if str(each).isdigit()]
+    if numbers and max(numbers) >= len(visible):
+        raise ConfigError(f"--device-ids {max(numbers)}: {len(visible)} GPUs are visible, from 0 on")
+    return [visible[number] for number in numbers] or [str(each) for each in device_ids]
+
+
 def replica_environments(
     config: EngineConfig, num_replicas: int, environment: Mapping[str, str] = os.environ
 ) -> list[dict[str, str]] | None:
@@ -80,11 +88,16 @@ def replica_environments(
     """
     platform = find_platform(config.device)
     if platform is None or platform.why_absent() is not None:
+        if config.device_ids:
+            raise ConfigError("--device-ids: the engine finds no GPU, or runs on the CPU; leave it out")
         return None
     variable = platform.variable(environment)
     check_visible(config.tensor_parallel_size, num_replicas, environment, variable)
     ids = visible_ids(environment, variable)
     if ids is None:
         ids = [str(index) for index in range(platform.count())]
-    shares = share(ids, num_replicas, config.tensor_parallel_size, variable)
+    source = variable
+    if config.device_ids:
+        ids, source = _chosen(config.device_ids, ids), "--device-ids"
+    shares = share(ids, num_replicas, config.tensor_parallel_size, source)
     return [{variable: ",".join(part)} for part in shares]

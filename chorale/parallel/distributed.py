@@ -6,7 +6,6 @@ The groups are made directly, so that a program that uses ``LLM`` keeps its own 
 from __future__ import annotations
 
 import ctypes
-import datetime
 import importlib
 import logging
 import os
@@ -14,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from chorale.parallel.store_keys import KeysFromZero
 
 logger = logging.getLogger(__name__)
 # A last resort: channels detect ranks that end or hang much earlier (``processes.py``).
-TIMEOUT = datetime.timedelta(minutes=10)
-LOOK = datetime.timedelta(milliseconds=200)  # interval of checks whether an exchange was aborted
+TIMEOUT = timedelta(minutes=10)
+LOOK = timedelta(milliseconds=200)  # interval of checks whether an exchange was aborted
 CLOSE_SECONDS = 5.0
 
 
@@ -82,14 +82,14 @@ class GroupCommunicator:
 class Gloo(GroupCommunicator):
     """Ranks on CPUs of one machine, connected over the loopback interface."""
 
-    def __init__(self, meeting_point: Path, rank: int, size: int) -> None:
+    def __init__(self, meeting_point: Path, rank: int, size: int, timeout: timedelta = TIMEOUT) -> None:
         """``meeting_point``: a file in a private folder, the same for all ranks; it must not exist yet.
 
         Waits for all ranks. Raises ``CommunicationError``.
         """
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = TIMEOUT
+        options._timeout = timeout
         self._is_aborted = False
         with _failures():
             store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
@@ -109,10 +109,12 @@ class Gloo(GroupCommunicator):
 class Nccl(GroupCommunicator):
     """Ranks on GPUs of one machine; RCCL in a ROCm build. Its calls can be captured in a graph."""
 
-    def __init__(self, meeting_point: Path, rank: int, size: int, device: torch.device) -> None:
+    def __init__(
+        self, meeting_point: Path, rank: int, size: int, device: torch.device, timeout: timedelta = TIMEOUT
+    ) -> None:
         """As ``Gloo``. ``device``: this rank's device, which must be the current one."""
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = TIMEOUT
+        options._timeout = timeout
         with _failures():
             store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
             super().__init__(dist.ProcessGroupNCCL(store, rank, size, options), rank, size)
@@ -167,11 +169,11 @@ class Nccl(GroupCommunicator):
 class Hccl(GroupCommunicator):
     """Ranks on Ascend NPUs of one machine. Never run on an NPU."""
 
-    def __init__(self, meeting_point: Path, rank: int, size: int) -> None:
+    def __init__(self, meeting_point: Path, rank: int, size: int, timeout: timedelta = TIMEOUT) -> None:
         """As ``Gloo``. This rank's device must be the current one."""
         groups = importlib.import_module("torch_npu")._C._distributed_c10d.ProcessGroupHCCL
         options = groups.Options()
-        options._timeout = TIMEOUT
+        options._timeout = timeout
         with _failures():
             store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
             super().__init__(groups(store, rank, size, options), rank, size)
@@ -221,7 +223,7 @@ def ends_within(action: Callable[[], None], seconds: float) -> bool:
     return not thread.is_alive()
 
 
-def _is_done(work: Any, timeout: datetime.timedelta) -> bool:
+def _is_done(work: Any, timeout: timedelta) -> bool:
     """Wait for an exchange. Returns whether it is done. Raises ``RuntimeError`` if it failed."""
     try:
         work.wait(timeout)
@@ -237,13 +239,18 @@ def _leak(group: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-def connect(meeting_point: Path, rank: int, size: int, device: torch.device) -> Communicator:
-    """Connect this process to the other ranks. Raises ``CommunicationError``."""
+def connect(
+    meeting_point: Path, rank: int, size: int, device: torch.device, seconds: int | None = None
+) -> Communicator:
+    """Connect this process to the other ranks. ``seconds``: the longest exchange; None: ``TIMEOUT``.
+
+    Raises ``CommunicationError``."""
+    timeout = TIMEOUT if seconds is None else timedelta(seconds=seconds)
     if device.type == "cuda":
-        return Nccl(meeting_point, rank, size, device)
+        return Nccl(meeting_point, rank, size, device, timeout)
     if device.type == "npu":
-        return Hccl(meeting_point, rank, size)
-    return Gloo(meeting_point, rank, size)
+        return Hccl(meeting_point, rank, size, timeout)
+    return Gloo(meeting_point, rank, size, timeout)
 
 
 @contextmanager

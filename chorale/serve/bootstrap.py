@@ -143,9 +143,11 @@ def replicate(start: EngineStart, count: int) -> tuple[EngineStart, ...]:
     Each replica gets its own GPUs. On a CPU, replicas share its cores and memory. Raises ``ConfigError`` if
     there are too few GPUs.
     """
+    environments = None
+    if count > 1 or start.config.device_ids:
+        environments = replica_environments(start.config, count)
     if count == 1:
-        return (start,)
-    environments = replica_environments(start.config, count)
+        return (msgspec.structs.replace(start, environment=environments[0]) if environments else start,)
     config = start.config if environments else dataclasses.replace(start.config, host_share=count)
     secret, made = start.prefix_secret or secrets.token_bytes(16), []
     for index in range(count):

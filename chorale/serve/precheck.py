@@ -44,7 +44,7 @@ def check_start(engine: EngineConfig, server: ServerConfig) -> None:
         check_endpoint(server.otlp_traces_endpoint, os.environ)
     count = server.data_parallel_size
     # This comes before check_device, so that the error for too few GPUs counts all ranks of all engines.
-    if count > 1 and replica_environments(engine, count) is None:
+    if (count > 1 or engine.device_ids) and replica_environments(engine, count) is None:
         engine = dataclasses.replace(engine, host_share=count)
     check_device(engine)
     model = find_model(engine)

@@ -57,7 +57,7 @@ class EnginePulse:
         loading = beat is None or beat.state == "loading" or bool(task)
         if pulse.is_silent(now, LOADING_TIMEOUT if loading else self._timeout):
             return f"no heartbeat for {pulse.silence.seconds:.1f} s"
-        if beat is not None and pulse.is_stuck(now, self._limits.step_limit(beat)):
+        if beat is not None and pulse.is_stuck(now, max(self._timeout, self._limits.step_limit(beat))):
             return f"one step has been running for {beat.step_seconds:.1f} s"
         return None
 

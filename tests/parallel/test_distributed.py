@@ -48,6 +48,32 @@ def test_a_library_that_does_not_close_in_time_is_left_running() -> None:
     never.set()
 
 
+SLOW = """
+import os, sys, time
+from pathlib import Path
+import torch
+from chorale.parallel.communicator import CommunicationError
+from chorale.parallel.distributed import connect
+child = os.fork()
+communicator = connect(Path(sys.argv[1]), 1 if child == 0 else 0, 2, torch.device("cpu"), 2)
+if child == 0:
+    time.sleep(600)
+try:
+    communicator.all_gather(torch.zeros(1))
+except CommunicationError:
+    print("failed", flush=True)
+os.kill(child, 9)
+os.waitpid(child, 0)
+os._exit(0)
+"""
+
+
+def test_an_exchange_fails_after_the_timeout_of_the_operator(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", SLOW, str(tmp_path / "ranks"))
+    found = subprocess.run(command, stdout=subprocess.PIPE, timeout=300, check=True)
+    assert found.stdout == b"failed\n"
+
+
 # Two ranks on CPUs, of which the second connects and then takes part in no exchange.
 ABORTED = """
 import os, sys, threading, time

@@ -134,8 +134,8 @@ from tests.support.runtime import make_engine, request, run
 
 size, by_expert = int(sys.argv[2]), sys.argv[4] == "whole experts"
 core = make_engine(
-    sys.argv[1], tensor_parallel_size=size, enable_expert_parallel=by_expert, ops=sys.argv[3], dtype="float32",
-    logprobs_mode="processed_logprobs" if by_expert else "raw_logprobs",
+    sys.argv[1], tensor_parallel_size=size, enable_expert_parallel=by_expert, ops=sys.argv[3],
+    dtype="float32", logprobs_mode="processed_logprobs" if by_expert else "raw_logprobs",
 )
 prompts = {"long": list(range(30)), "short": list(range(7))}
 requests = [

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -259,8 +260,21 @@ def test_each_replica_environment_selects_its_gpus(monkeypatch: pytest.MonkeyPat
     ranks = EngineConfig(tensor_parallel_size=2)
     assert replica_environments(ranks, 2, {name: "3,2,1,0"}) == [{name: "3,2"}, {name: "1,0"}]
     assert replica_environments(EngineConfig(device="cpu"), 2, {}) is None
+    chosen = EngineConfig(tensor_parallel_size=2, device_ids=(3, "1"))
+    assert replica_environments(chosen, 1, {}) == [{name: "3,1"}]
+    assert replica_environments(chosen, 1, {name: "7,6,5,GPU-4"}) == [{name: "GPU-4,6"}]
+    named = EngineConfig(device_ids=("GPU-a", "GPU-b"))
+    assert replica_environments(named, 2, {name: "7"}) == [{name: "GPU-a"}, {name: "GPU-b"}]
+    for config, number, words in (
+        (chosen, 2, "need 4 GPUs, and 2"),
+        (EngineConfig(device_ids=(4,)), 1, "4 GPUs are"),
+    ):
+        with pytest.raises(ConfigError, match=f"--device-ids.*{words}|{words}.*--device-ids"):
+            replica_environments(config, number, {})
     monkeypatch.setattr(platforms, "why_no_cuda", lambda: "no driver")
     assert replica_environments(EngineConfig(), 2, {}) is None
+    with pytest.raises(ConfigError, match="--device-ids"):
+        replica_environments(chosen, 1, {})
 
 
 def test_each_replica_has_its_own_directory_name_and_devices(
@@ -286,6 +300,8 @@ def test_each_replica_has_its_own_directory_name_and_devices(
         {"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}
     )  # fmt: skip
     assert one.config.host_share == 1
+    [only] = replicate(msgspec.structs.replace(start, config=EngineConfig(device_ids=("1",))), 1)
+    assert only.environment == {"CUDA_VISIBLE_DEVICES": "1"}
 
 
 async def test_an_engine_process_gets_the_environment_of_its_start(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from chorale.config.options.kv_events import kv_events_fields
 from chorale.config.options.replicas import replica_fields
 from chorale.config.options.speculation import speculative_fields
 from chorale.config.options.values import RANK, Setting, check_bounds
+from chorale.config.options.watchdog import watchdog_fields
 from chorale.config.profiler import read_profiler
 from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
 from chorale.errors import ConfigError
@@ -52,6 +53,10 @@ def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerCo
             fields["engine"].setdefault("cudagraph_capture_sizes", sizes)
     if "kv_offloading_size" not in fields["engine"] and "swap_space" in fields["cli"]:
         fields["engine"]["kv_offloading_size"] = fields["cli"]["swap_space"]
+    if fields["engine"].get("device_ids") is not None:
+        ids = ",".join(fields["engine"]["device_ids"]).split(",")
+        fields["engine"]["device_ids"] = tuple(each.strip() for each in ids)
+    fields["engine"] |= watchdog_fields(values)
     fields["engine"] |= _graphs(values) | speculative_fields(values)
     fields["server"] |= replica_fields(values)
     fields["engine"] |= kv_events_fields(values, fields["server"]["data_parallel_size"])
@@ -218,6 +223,8 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
         )
     check_ranks(engine)
     check_sizes(engine)
+    if engine.device_ids and server.data_parallel_backend == "ray":
+        raise ConfigError("--device-ids: Ray places the engines; leave it out")
     if engine.moe_activation_dtype not in ("auto", "bfloat16", "fp8"):
         raise ConfigError(
             f"--moe-activation-dtype {engine.moe_activation_dtype}: must be auto, bfloat16 or fp8"

@@ -40,6 +40,8 @@ MODEL_FLAGS = (
     Flag("served-model-name", "list", "server.served_model_names",
          "model names in the API; responses contain the first"),
     Flag("num-threads", "int", "engine.num_threads", "CPU threads for computation", least=1, most=4096),
+    Flag("watchdog-config", "json", "cli.watchdog_config",
+         '{"timeout": SECONDS} is --heartbeat-timeout, for steps that take longer than their own limit too'),
     Flag("heartbeat-timeout", "float", "engine.heartbeat_timeout",
          "seconds without a heartbeat after which an engine process is replaced; time in which "
          "it got no CPU does not count; each replacement doubles the limit (at most to eight times)",
@@ -99,6 +101,11 @@ ENGINE_FLAGS = (
     Flag("tensor-parallel-size", "int", "engine.tensor_parallel_size",
          "ranks that share the model, each a process with its own GPU: 1, 2, 4 or 8", aliases=("tp",),
          least=1),
+    Flag("device-ids", "list", "engine.device_ids",
+         "GPUs to use, separated by commas: UUIDs, or numbers that count the visible GPUs from 0"),
+    Flag("distributed-timeout-seconds", "int", "engine.distributed_timeout_seconds",
+         "seconds after which an exchange between ranks fails (default: 600); ranks that end or hang are "
+         "found earlier", least=1, most=86400),
     Flag("enable-expert-parallel", "bool", "engine.enable_expert_parallel",
          "give each rank whole experts instead of a slice of every expert"),
     Flag("disable-custom-all-reduce", "bool", "engine.disable_custom_all_reduce",

@@ -25,6 +25,7 @@ from chorale.config.options.vllm_flags import (
     OTHER_VENDORS,
     SILENT_FAMILIES,
 )
+from chorale.config.options.watchdog import watchdog_notices
 from chorale.errors import ConfigError
 
 # Hosts that mean "all interfaces". Never a default.
@@ -157,6 +158,7 @@ def _notices(values: Mapping[str, Setting], environment: Mapping[str, str]) -> l
     notices = [line for name, setting in values.items() if (line := _notice(name, setting))]
     notices += speculation.notices(values)
     notices += kv_events_notice(values)
+    notices += watchdog_notices(values)
     notices += _environment_notices(environment)
     key = values.get("api-key")
     if key is not None and key.origin == "command line" and "api-key-file" not in values:

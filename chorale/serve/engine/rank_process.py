@@ -104,7 +104,8 @@ def load_rank(start: RankStart, channel: Channel) -> Serving:
         raise EngineGone
 
     def meet(rank: int, size: int, device: Device) -> Communicator:
-        return connect(Path(start.meeting_point), rank, size, device.torch_device)
+        seconds = config.distributed_timeout_seconds
+        return connect(Path(start.meeting_point), rank, size, device.torch_device, seconds)
 
     grammars = GrammarCache(model.vocab_size)
     with explained("it could not be loaded", hardware.label):

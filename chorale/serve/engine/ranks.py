@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import tempfile
@@ -112,15 +113,17 @@ class StartedRanks:
             self._links = LinkFinder(uuids)
         machine = common_memory(ranks)
         self.processes.send(encode(machine))
-        rank_device = make_rank_device(config, model, device, 0, machine, self._meet)
+        meet = functools.partial(self._meet, config.distributed_timeout_seconds)
+        rank_device = make_rank_device(config, model, device, 0, machine, meet)
         if rank_device.rank is not None:
             self._communicator = rank_device.rank.communicator
             self.processes.abort_by(rank_device.rank.communicator.abort)
         return rank_device
 
-    def _meet(self, rank: int, size: int, device: Device) -> Communicator:
+    def _meet(self, seconds: int | None, rank: int, size: int, device: Device) -> Communicator:
         try:
-            return connect(self._private.path / MEETING_POINT, rank, size, device.torch_device)
+            point = self._private.path / MEETING_POINT
+            return connect(point, rank, size, device.torch_device, seconds)
         except Exception as error:
             own = explain(error, "ranks could not be connected", device.hardware.label)
             if own is None:
