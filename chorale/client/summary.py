@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -45,15 +46,15 @@ def add_stats(stats: Sequence[EngineStats]) -> EngineStats:
     """Returns the sums of counters and gauges, and the maximum of the values of the last step."""
     total = EngineStats()
     for name in EngineStats.__struct_fields__:
-        if name == "accepted_per_position":
-            total.accepted_per_position = add_columns([each.accepted_per_position for each in stats])
+        if isinstance(getattr(total, name), tuple):
+            setattr(total, name, add_columns([getattr(each, name) for each in stats]))
             continue
         values = [getattr(each, name) for each in stats]
         setattr(total, name, max(values) if name in _MAXIMA else sum(values))
     return total
 
 
-def add_columns(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def add_columns(rows: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
     """Returns the sums of rows of different lengths, by column."""
     return tuple(map(sum, itertools.zip_longest(*rows, fillvalue=0)))
 

@@ -85,6 +85,8 @@ class EngineConfig:
     generation_config: Literal["auto", "none"] = "auto"
     override_generation_config: dict[str, float] | None = None  # overrides the checkpoint's file
     num_threads: int | None = None  # CPU threads for computation
+    kv_cache_metrics: bool = False  # how long blocks of the KV cache live, and lie idle
+    kv_cache_metrics_sample: float = 0.01  # share of the blocks that are observed
     heartbeat_timeout: float = 5.0  # seconds of silence after which a process counts as hung
     host_share: int = 1  # CPU engines among which this host's cores and memory are shared
 
@@ -233,6 +235,8 @@ def check_sizes(config: EngineConfig) -> None:
     check_least(config, least)
     if config.prompt_delay is not None and not 0 <= config.prompt_delay < float("inf"):
         raise ConfigError("--prompt-delay must be 0 or more seconds")
+    if not 0 < config.kv_cache_metrics_sample <= 1:
+        raise ConfigError("--kv-cache-metrics-sample must be above 0 and at most 1")
     if config.watermark is not None and not 0 <= config.watermark < 1:
         raise ConfigError("--watermark must be at least 0 and below 1")
     if config.kv_offloading_size is not None and not 0 <= config.kv_offloading_size < float("inf"):

@@ -21,8 +21,10 @@ from chorale.engine.admission import Admission
 from chorale.engine.commands import Command, DeviceControl, NoDeviceControl, Outcome
 from chorale.engine.control import Control
 from chorale.engine.engine_state import EngineState
+from chorale.engine.histogram import STEP_TOKENS, Counts
 from chorale.engine.kv_cache.index_log import IndexLog
 from chorale.engine.pending_grammars import PendingGrammarQueue
+from chorale.engine.scheduling.commit import Committer
 from chorale.engine.scheduling.scheduler import PlanningDrafter, Scheduler
 from chorale.engine.types import (
     EngineLimits,
@@ -79,6 +81,7 @@ class EngineCore:
         self._handles: deque[StepHandle] = deque()
         self._num_steps = 0
         self._last_step_tokens = 0
+        self._step_tokens, self._num_done = Counts(STEP_TOKENS), 0
 
     # ------------------------------------------------------------------ requests
 
@@ -197,6 +200,7 @@ class EngineCore:
                 scheduler.commit(record, result, self._clock())
                 self._num_steps += 1
                 self._last_step_tokens = record.plan.num_tokens
+                self._count_tokens(scheduler.committer)
             elif plan is None and self._engine.requests and not is_frozen:
                 raise EngineError("requests are waiting, but the scheduler finds nothing to do")
             chunks = self.take_chunks()
@@ -211,6 +215,12 @@ class EngineCore:
                 raise
             raise EngineError(f"a step failed: {type(error).__name__}: {error}") from error
         return chunks
+
+    def _count_tokens(self, committed: Committer) -> None:
+        num_done = committed.num_prompt_tokens - committed.num_cached_tokens + committed.num_generated
+        if num_done > self._num_done:
+            self._step_tokens.observe(num_done - self._num_done)
+            self._num_done = num_done
 
     def take_chunks(self) -> list[TokenChunk]:
         """Return the chunks that ``step`` has not returned yet."""
@@ -253,7 +263,9 @@ class EngineCore:
             accepted_per_position=_at_least(committed.accepted_lengths),
             prompt_tokens_left=engine.prompt_tokens_left,
             sleep_state=0 if self._control.sleep_level is None else 1 + self._control.sleep_level,
+            step_tokens=self._step_tokens.values,
             **self._host_stats(),
+            **engine.cache.block_stats(),
         )
 
     @property

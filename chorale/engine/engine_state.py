@@ -52,6 +52,7 @@ class EngineState:
             limits.sliding_window,
             limits.num_host_slots,
             limits.max_saved_pages,
+            limits.observed_blocks,
         )
         self.loads = None if self.cache.tier is None else HostLoads(self.cache, self.cache.tier)
         # Keyed by load id: loads that run, and loads that have ended but whose sequence is not admitted yet.

@@ -21,6 +21,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from chorale.engine.histogram import STEP_TOKENS, Counts
+
 # Most stop ids that the sampler itself masks before ``min_tokens``; rows with more get a logits processor.
 EARLY_STOPS = 8
 # Placeholder for draft tokens on the device: DRAFT - j is the row's draft token j.
@@ -191,6 +193,12 @@ class EngineStats(msgspec.Struct, array_like=True):
     host_pages_dropped: int = 0  # evicted without a copy, because too many were evicted at once
     num_host_loads: int = 0
     host_load_seconds: float = 0.0
+    # Histograms (``engine.histogram``). ``step_tokens``: the sampled tokens of a step, and the prompt tokens,
+    # without cached ones, of the prompts that it has completed. Blocks: seconds; empty if not observed.
+    step_tokens: tuple[float, ...] = Counts(STEP_TOKENS).values
+    block_lifetimes: tuple[float, ...] = ()
+    block_idle: tuple[float, ...] = ()
+    block_gaps: tuple[float, ...] = ()
     kv_event_batches: int = 0  # batches of KV events, dropped ones included
     kv_event_batches_dropped: int = 0
     sleep_state: int = 0  # 1 + the level of a sleeping engine; 0: awake
@@ -262,6 +270,7 @@ class EngineLimits:
     # Steps with other rows contain no batch rows: where each row prolongs a step, sharing gains nothing.
     batch_waits: bool = False
     least_chunk: int = 1  # prompt tokens that a step may compute even beyond ``prompt_delay``
+    observed_blocks: float = 0.0  # share of the blocks whose lives are measured
     num_host_slots: int = 0  # pages of the host memory tier; 0: no tier
     max_saved_pages: int = 0  # maximum pages copied to the host before one step
     min_host_hit: int = 1  # tokens by which a hit with host memory must exceed the device's

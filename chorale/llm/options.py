@@ -66,6 +66,8 @@ class EngineOptions(TypedDict, total=False):
     generation_config: Literal["auto", "none"]
     override_generation_config: Mapping[str, float] | None
     num_threads: int | None
+    kv_cache_metrics: bool
+    kv_cache_metrics_sample: float
     heartbeat_timeout: float
 
 

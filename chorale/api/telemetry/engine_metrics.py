@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from chorale.api.telemetry.engine_record import EngineRecord
 from chorale.api.telemetry.metric_names import (
@@ -20,11 +20,12 @@ from chorale.api.telemetry.metric_names import (
     HOST_COUNTERS,
     SLEEP_STATES,
 )
-from chorale.api.telemetry.metric_types import ENGINE_LABELS, Labels
+from chorale.api.telemetry.metric_types import ENGINE_LABELS, Histogram, Labels
 from chorale.client.base import LEFT, EngineInfo
+from chorale.engine.histogram import BLOCK_SECONDS, STEP_TOKENS
 from chorale.engine.types import EngineStats
 
-COUNTER, GAUGE = CounterMetricFamily, GaugeMetricFamily
+COUNTER, GAUGE, HISTOGRAM = CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 Values = Mapping[Labels, float]  # label values (without the engine labels) -> sample
 
 
@@ -45,7 +46,7 @@ class EngineMetric:
     kind: Any
     name: str
     doc: str
-    read: Callable[[Seen], float | Values]
+    read: Callable[[Seen], float | Values | Histogram]
     labels: Labels = ()
     has: Callable[[EngineInfo], bool] | None = None
 
@@ -54,6 +55,9 @@ class EngineMetric:
         for seen in engines:
             if self.has is None or (seen.info is not None and self.has(seen.info)):
                 found = self.read(seen)
+                if isinstance(found, Histogram):
+                    family.add_metric([*seen.record.labels.values()], found.cumulative(), found.total)
+                    continue
                 for values, number in (found if isinstance(found, Mapping) else {(): found}).items():
                     family.add_metric([*seen.record.labels.values(), *values], number)
         return family
@@ -87,6 +91,16 @@ def _total(field: str) -> Callable[[Seen], float]:
     return lambda seen: seen.totals[field]
 
 
+def _histogram(field: str, bounds: tuple[float, ...]) -> Callable[[Seen], Values | Histogram]:
+    """Returns the reader of an engine's histogram, which has no samples if the engine does not keep it."""
+
+    def read(seen: Seen) -> Values | Histogram:
+        *counts, total = seen.record.columns(field, seen.stats) or (None,)
+        return {} if total is None else Histogram(bounds, list(map(int, counts)), total)
+
+    return read
+
+
 def _facts(*fields: str) -> Callable[[Seen], Values]:
     """Returns the reader of an info metric, whose labels are these fields and whose value is 1."""
     return lambda seen: {tuple(str(getattr(seen.info, field)) for field in fields): 1}
@@ -100,6 +114,11 @@ def _by_source(seen: Seen) -> Values:
         ("local_cache_hit",): cached - of_host + seen.totals["recomputed_prompt_tokens"],
         ("external_kv_transfer",): of_host,
     }
+
+
+def _cached(seen: Seen) -> Values:
+    found = {"device": seen.totals["prefix_cache_hits"], "host": seen.totals["host_cache_hits"]}
+    return {(source,): found.get(source, 0) for source in CACHE_SOURCES}
 
 
 def _waiting(seen: Seen) -> Values:
@@ -138,6 +157,7 @@ def _up(seen: Seen) -> Values:
     return {} if status == LEFT else {(): status.state in ("ready", "draining")}
 
 
+CACHE_SOURCES = ("device", "host", "p2p", "disk", "external_unspecified")  # vLLM's; only two occur here
 _COMPUTES = ("device", "dtype", "kv_cache_dtype", "ops", "tensor_parallel_size")
 # fmt: off
 ENGINE_METRICS: tuple[EngineMetric, ...] = (
@@ -152,6 +172,19 @@ ENGINE_METRICS: tuple[EngineMetric, ...] = (
                  lambda seen: seen.stats.kv_blocks_used / max(seen.stats.kv_blocks_total, 1)),
     *_totals(ENGINE_COUNTERS),
     EngineMetric(COUNTER, "vllm:prompt_tokens_by_source", "Prompt tokens by source", _by_source, ("source",)),
+    EngineMetric(COUNTER, "vllm:prompt_tokens_cached_by_source", "Tokens found in the prefix cache, by where",
+                 _cached, ("source",)),
+    EngineMetric(HISTOGRAM, "vllm:iteration_tokens_total",
+                 "Prompt tokens computed and tokens sampled in one engine step",
+                 _histogram("step_tokens", STEP_TOKENS)),
+    EngineMetric(HISTOGRAM, "vllm:kv_block_lifetime_seconds", "Seconds between allocations of a KV block",
+                 _histogram("block_lifetimes", BLOCK_SECONDS)),
+    EngineMetric(HISTOGRAM, "vllm:kv_block_idle_before_evict_seconds",
+                 "Seconds from the last access to a KV block to its next allocation",
+                 _histogram("block_idle", BLOCK_SECONDS)),
+    EngineMetric(HISTOGRAM, "vllm:kv_block_reuse_gap_seconds",
+                 "Seconds between prefix hits on a KV block, the last four of its life",
+                 _histogram("block_gaps", BLOCK_SECONDS)),
     *_totals(DRAFT_COUNTERS, _drafts),
     EngineMetric(GAUGE, "chorale:speculation_info", "Draft method (always 1)",
                  _speculation, ("drafts", "synthetic"), _drafts),

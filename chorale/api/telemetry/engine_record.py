@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from chorale.api.telemetry.metric_names import ENGINE_FIELDS, HISTOGRAMS
+from chorale.api.telemetry.metric_names import COLUMN_FIELDS, ENGINE_FIELDS, HISTOGRAMS
 from chorale.api.telemetry.metric_types import Series
 from chorale.client.base import LEFT, EngineInfo, EngineStatus, EngineView
 from chorale.client.summary import add_columns
@@ -25,13 +25,12 @@ class EngineRecord:
         }
         self.num_restarts = 0
         self._last_restarts = 0  # of the engine that now has this index
-        self._step_tokens = self.histograms["vllm:iteration_tokens_total"]
         self._engine: EngineView | None = None
         self._engine_id = ""
         self._has_begun_again = False  # a restart was seen in the counters, before the new engine's id
         self.last_stats = EngineStats()
         self._before_restarts: dict[str, float] = dict.fromkeys(ENGINE_FIELDS, 0)
-        self._accepted_before: tuple[int, ...] = ()
+        self._columns_before: dict[str, tuple[float, ...]] = dict.fromkeys(COLUMN_FIELDS, ())
 
     def watch(self, engine: EngineView) -> None:
         self._engine = engine
@@ -61,14 +60,13 @@ class EngineRecord:
             self._begin_again()
             self._has_begun_again = True
         self.last_stats = stats
-        self._step_tokens.observe(stats.last_step_tokens)
 
     def _begin_again(self) -> None:
         """Adds the ended engine's counters to the totals, because its successor counts from zero."""
         last, self.last_stats = self.last_stats, EngineStats()
         for field in self._before_restarts:
             self._before_restarts[field] += getattr(last, field)
-        self._accepted_before = add_columns([self._accepted_before, last.accepted_per_position])
+        self._columns_before = {field: self.columns(field, last) for field in COLUMN_FIELDS}
 
     def current_stats(self) -> EngineStats:
         """Returns the newest statistics, after updating the record from them and detecting a restart.
@@ -100,7 +98,11 @@ class EngineRecord:
         """Returns the engine's counters since the server's start, by field."""
         return {field: self._before_restarts[field] + getattr(stats, field) for field in ENGINE_FIELDS}
 
-    def accepted_per_position(self, stats: EngineStats) -> tuple[int, ...]:
+    def columns(self, field: str, stats: EngineStats) -> tuple[float, ...]:
+        """Returns one of ``COLUMN_FIELDS`` since the server's start, by column."""
+        return add_columns([self._columns_before[field], getattr(stats, field)])
+
+    def accepted_per_position(self, stats: EngineStats) -> tuple[float, ...]:
         """Returns the number of accepted tokens at each possible draft position since the server's start."""
         positions = (0,) * (self.info.num_speculative_tokens if self.info is not None else 0)
-        return add_columns([self._accepted_before, stats.accepted_per_position, positions])
+        return add_columns([self.columns("accepted_per_position", stats), positions])

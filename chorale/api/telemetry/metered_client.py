@@ -244,6 +244,7 @@ def _observe_timings(timings: ChunkTimings, record: EngineRecord) -> None:
     if not timings.first_scheduled:
         return  # aborted in the queue
     observe = record.histograms
+    observe["vllm:request_num_preemptions"].observe(timings.num_preemptions)
     spans = {
         "queue": timings.first_scheduled - timings.arrival,
         "prefill": timings.first_token - timings.first_scheduled,

@@ -17,7 +17,6 @@ _FIRST = _bounds(
     "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560"
 )
 _LENGTHS = _bounds("1 2 5 10 20 50 100 200 500 1e3 2e3 5e3 1e4 2e4 5e4 1e5 2e5")
-_STEP = _bounds("1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384")
 _HTTP = _bounds("0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 120 300")
 # The buckets of prometheus-fastapi-instrumentator, which vLLM uses.
 _HTTP_FINE = _bounds("0.01 0.025 0.05 0.075 0.1 0.25 0.5 0.75 1 1.5 2 2.5 3 3.5 4 4.5 5 7.5 10 30 60")
@@ -42,7 +41,7 @@ HISTOGRAMS: dict[str, tuple[str, Bounds, Labels]] = {
     "vllm:request_max_num_generation_tokens": ("Output tokens of a request's longest choice", _LENGTHS, ()),
     "vllm:request_params_n": ("Requested number of choices", _bounds("1 2 5 10 20"), ()),
     "vllm:request_params_max_tokens": ("Requested max_tokens", _LENGTHS, ()),
-    "vllm:iteration_tokens_total": ("Tokens computed in one engine step", _STEP, ()),
+    "vllm:request_num_preemptions": ("How often a choice was preempted", _bounds("1 2 3 4 5 10 20"), ()),
     "http_request_duration_seconds":
         ("Seconds until the last byte of the response was sent", _HTTP, ("handler", "method")),
     "http_request_duration_highr_seconds":
@@ -144,6 +143,8 @@ ENGINE_FIELDS = (
     "cached_prompt_tokens",
     "host_prompt_tokens",
 )
+# The same by column, and histograms.
+COLUMN_FIELDS = ("accepted_per_position", "step_tokens", "block_lifetimes", "block_idle", "block_gaps")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # vLLM's states; this engine is always awake
 
 

@@ -159,6 +159,10 @@ ENGINE_FLAGS = (
     Flag("profiler-config", "json", "cli.profiler_config",
          "where POST /start_profile writes traces, for example "
          '{"profiler": "torch", "torch_profiler_dir": "/tmp/traces"}'),
+    Flag("kv-cache-metrics", "bool", "engine.kv_cache_metrics",
+         "measure how long KV blocks live, lie idle before they are evicted, and wait for reuse"),
+    Flag("kv-cache-metrics-sample", "float", "engine.kv_cache_metrics_sample",
+         "share of the blocks that --kv-cache-metrics observes", least=0, above=True, most=1),
     Flag("max-logprobs", "int", "engine.max_logprobs", "maximum number of log-probabilities per token",
          least=-1),
     Flag("logprobs-mode", "str", "engine.logprobs_mode",

@@ -130,7 +130,7 @@ _NO_EFFECT: tuple[Flag, ...] = (
     *_flags("no effect", "traces have the times in the queue, prefill and decode; workers have no spans",
             "collect-detailed-traces"),
     *_flags("no effect", "see chorale bench and /metrics",
-            "kv-cache-metrics cudagraph-metrics enable-mfu-metrics "
+            "cudagraph-metrics enable-mfu-metrics "
             "enable-layerwise-nvtx-tracing enable-logging-iteration-details", kind="bool"),
     *_flags("no effect", "see --uvicorn-log-level and --log-format", "log-config-file"),
     *_flags("no effect", "see --disable-uvicorn-access-log", "disable-access-log-for-endpoints"),

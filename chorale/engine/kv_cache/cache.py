@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from chorale.engine.kv_cache.blocks import BlockPool
 from chorale.engine.kv_cache.host_tier import SPACING, HostTier
 from chorale.engine.kv_cache.index_log import IndexLog, TokenSource
 from chorale.engine.kv_cache.prefix import EitherOf, first_window_block, usable_prefix
+from chorale.engine.kv_cache.residency import ObservedPool
 from chorale.engine.types import BlockChanges, CacheGroup, PrefixIndexState
 
 FULL, WINDOW = CacheGroup.FULL, CacheGroup.WINDOW
@@ -46,13 +48,20 @@ class HybridCache:
     )  # fmt: skip
 
     def __init__(
-        self, num_blocks: int, block_size: int, window: int, num_host_slots: int = 0, max_saved_pages: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        window: int,
+        num_host_slots: int = 0,
+        max_saved_pages: int = 0,
+        observed: float = 0.0,
     ) -> None:
         """``num_host_slots``: pages that host memory holds. ``max_saved_pages``: pages written to it before a
-        step, at most."""
+        step, at most. ``observed``: share of the blocks whose lives are measured."""
         self.log = log = IndexLog()
         self.tier = HostTier(num_host_slots, num_blocks, max_saved_pages, log) if num_host_slots else None
-        self.pool = BlockPool(num_blocks, self.tier, log)
+        own = num_blocks, self.tier, log
+        self.pool = ObservedPool(*own, share=observed) if observed else BlockPool(*own)
         self.block_size = block_size
         self.window = window
         # Most blocks that W consecutive positions can touch.
@@ -60,6 +69,14 @@ class HybridCache:
         # A sequence that resumes after ``_spacing`` WINDOW blocks needs the last of them.
         self._spacing = max(1, SPACING * window // block_size)
         self._resumed_from = self._spacing + (1 - window) // block_size
+
+    def block_stats(self) -> dict[str, Any]:
+        """Return the fields of ``EngineStats`` about the lives of blocks; empty if none are observed."""
+        pool = self.pool
+        if not isinstance(pool, ObservedPool):
+            return {}
+        found = {"block_lifetimes": pool.lifetimes, "block_idle": pool.idle, "block_gaps": pool.gaps}
+        return {name: counts.values for name, counts in found.items()}
 
     @property
     def capacity(self) -> int:

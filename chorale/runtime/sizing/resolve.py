@@ -281,6 +281,7 @@ def _limits(
         prefill_interval=config.prefill_schedule_interval,
         long_prefill=config.long_prefill_token_threshold,
         long_prefill_share=config.long_prefill_token_threshold_adaptive,
+        observed_blocks=config.kv_cache_metrics_sample if config.kv_cache_metrics else 0.0,
         watermark=0.01 if config.watermark is None else config.watermark,
         prompt_delay=step.delay,
         max_prompt_delay=MAX_PROMPT_DELAY,

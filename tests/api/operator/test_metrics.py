@@ -140,18 +140,22 @@ def test_engine_counters_do_not_decrease_when_the_engine_restarts() -> None:
         kv_blocks_total=100,
         generation_tokens=500,
         num_steps=10,
-        last_step_tokens=64,
+        step_tokens=(0, 0, 0, 0, 2, *[0] * 9, 120.0),
     )
     assert value(metrics, "vllm:generation_tokens_total") == 500
     assert value(metrics, "vllm:num_requests_running") == 3
     assert value(metrics, "vllm:kv_cache_usage_perc") == 0.25
-    engine.stats = EngineStats(generation_tokens=20, num_steps=2)
+    again = (0, 1, *[0] * 12, 3.0)
+    engine.stats = EngineStats(generation_tokens=20, num_steps=2, step_tokens=again)
     engine.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, engine_id="b")
     engine.status = EngineStatus("ready", restarts=1)
     assert value(metrics, "vllm:generation_tokens_total") == 520
     assert value(metrics, "chorale:engine_restarts_total") == 1
     assert value(metrics, "vllm:num_requests_running") == 0
-    assert value(metrics, "vllm:iteration_tokens_total_count") == 2
+    assert value(metrics, "vllm:iteration_tokens_total_count") == 3
+    assert value(metrics, "vllm:iteration_tokens_total_sum") == 123
+    assert value(metrics, "vllm:iteration_tokens_total_bucket", le="8.0") == 1
+    assert ("vllm:kv_block_lifetime_seconds_count", ENGINE_0) not in samples(metrics)  # off
     for restarts in (2, 4):  # between scrapes; before the last, a process died while it loaded
         engine.status = EngineStatus("dead", restarts=restarts)
         metrics.save()
@@ -272,7 +276,8 @@ e2e_request_latency_seconds_bucket request_time_per_output_token_seconds_bucket
 request_queue_time_seconds_bucket request_prefill_time_seconds_bucket request_decode_time_seconds_bucket
 request_inference_time_seconds_bucket request_prompt_tokens_bucket request_generation_tokens_bucket
 request_max_num_generation_tokens_bucket request_params_n_bucket request_params_max_tokens_bucket
-iteration_tokens_total_bucket
+iteration_tokens_total_bucket request_num_preemptions_bucket prompt_tokens_cached_by_source_total
+admission_rejections_total
 num_requests_waiting_by_reason engine_sleep_state corrupted_requests_total prompt_tokens_by_source_total
 prompt_tokens_recomputed_total request_prefill_kv_computed_tokens_bucket prompt_tokens_cached_total
 """

@@ -308,3 +308,51 @@ def test_an_error_names_the_flag_as_it_was_written() -> None:
     for name in ("--log-level", "--uvicorn-log-level"):
         with pytest.raises(ConfigError, match=f"^{name}: "):
             merge([name, "verbose"], {})
+
+
+# --------------------------------------------------------------------------- vLLM 0.33's engine flags
+
+
+def test_flags_of_queue_scheduler_and_devices_set_their_fields() -> None:
+    line = (
+        "--max-num-active-seqs 4 --max-num-scheduled-tokens 1k --prefill-schedule-interval 2 --watermark 0.1 "
+        "--long-prefill-token-threshold 64 --long-prefill-token-threshold-adaptive --device-ids 2,GPU "
+        "--distributed-timeout-seconds 30 --logprobs-mode raw_logits --max-num-queued-reqs 9 "
+        "--max-num-queued-tokens 10k --kv-cache-metrics --kv-cache-metrics-sample 0.5"
+    )
+    with pytest.raises(ConfigError, match="--device-ids 2,GPU"):
+        merge(line.split(), {})
+    found = merge([*line.split(), "--device-ids", "2, 3", "--scheduler-reserve-full-isl"], {})
+    engine, server = found.engine, found.server
+    assert (engine.max_num_active_seqs, engine.max_num_scheduled_tokens) == (4, 1000)
+    assert (engine.prefill_schedule_interval, engine.watermark) == (2, 0.1)
+    assert engine.long_prefill_token_threshold == 64
+    assert engine.long_prefill_token_threshold_adaptive
+    assert (engine.device_ids, engine.distributed_timeout_seconds) == (("2", "3"), 30)
+    assert (engine.logprobs_mode, engine.kv_cache_metrics_sample) == ("raw_logits", 0.5)
+    assert (server.max_num_queued_reqs, server.max_num_queued_tokens) == (9, 10_000)
+    assert [notice.split(" ")[0] for notice in found.notices] == ["--scheduler-reserve-full-isl"]
+
+
+def test_the_watchdog_of_vllm_sets_the_heartbeat_timeout() -> None:
+    found = merge(["--watchdog-config", '{"timeout": 90, "check_interval": 5, "dump_dir": "/x"}'], {})
+    assert found.engine.heartbeat_timeout == 90.0
+    assert ["check_interval" in notice for notice in found.notices] == [True, False]
+    assert merge(["--watchdog-config.timeout", "8"], {}).engine.heartbeat_timeout == 8.0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ('{"time_out": 5}', "time_out"),
+        ("[]", "timeout, check_interval, dump_dir"),
+        ('{"timeout": "5"}', "timeout: '5'"),
+        ('{"timeout": 0}', "between 0.5 and 3600"),
+        ('{"timeout": 5} --heartbeat-timeout 5', "give only one"),
+    ],
+)
+def test_a_wrong_watchdog_is_an_error(given: str, words: str) -> None:
+    value, *others = given.split(" --")
+    more = [part for other in others for part in f"--{other}".split()]
+    with pytest.raises(ConfigError, match=words):
+        merge(["--watchdog-config", value, *more], {})
