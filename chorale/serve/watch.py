@@ -29,12 +29,12 @@ class WatchLimits:
     kill_grace: float = 5.0  # time from SIGTERM to SIGKILL
     dump_grace: float = 0.5  # time from the stack dump of a hung engine to SIGKILL
 
-    def step_limit(self, beat: Heartbeat) -> float:
-        """Returns for how many seconds a step may run."""
+    def step_limit(self, beat: Heartbeat, silence: float) -> float:
+        """Returns for how many seconds a step may run. ``silence``: the limit of silence while serving."""
         floor = self.step_timeout
         if floor is None:
             on_cpu = beat.info is None or beat.info.device.lower().startswith("cpu") or bool(beat.task)
-            floor = 600.0 if on_cpu else 30.0
+            floor = max(600.0 if on_cpu else 30.0, silence)
         return max(floor, self.step_p99_factor * beat.p99_step_seconds)
 
 
@@ -57,7 +57,7 @@ class EnginePulse:
         loading = beat is None or beat.state == "loading" or bool(task)
         if pulse.is_silent(now, LOADING_TIMEOUT if loading else self._timeout):
             return f"no heartbeat for {pulse.silence.seconds:.1f} s"
-        if beat is not None and pulse.is_stuck(now, max(self._timeout, self._limits.step_limit(beat))):
+        if beat is not None and pulse.is_stuck(now, self._limits.step_limit(beat, self._timeout)):
             return f"one step has been running for {beat.step_seconds:.1f} s"
         return None
 
