@@ -41,7 +41,8 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "ignore_eos": (True, True),
     "stop_token_ids": ([77], (77,)),
 }
-STRUCTURED = {"grammar", "grammar_context"}  # structured outputs and rounds after a tool: tested elsewhere
+# Structured outputs, rounds after a tool, and routed experts: tested elsewhere.
+STRUCTURED = {"grammar", "grammar_context", "routed_experts_start"}
 MESSAGES = [{"role": "user", "content": "a"}]
 ENDPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": MESSAGES}),

@@ -170,6 +170,12 @@ class StreamedFields(StructuredFields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_tokens_as_token_ids: bool = False
+    routed_experts_prompt_start: Annotated[int, limits.number("routed_experts_prompt_start")] = 0
+
+    @property
+    def routed_experts_start(self) -> int | None:
+        """Returns where the routed experts of the answer begin, or None: streams do not have them."""
+        return None if self.stream else self.routed_experts_prompt_start
 
     def take_defaults(self, config: ServerConfig) -> None:
         """Applies ``--enable-force-include-usage`` and ``--return-tokens-as-token-ids``, as vLLM does."""

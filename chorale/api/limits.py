@@ -119,6 +119,9 @@ LIMITS: dict[str, Limit] = {
     "priority": _integer(
         -INT32_MAX - 1, INT32_MAX, "lower values run first under --scheduling-policy priority", "0"
     ),
+    "routed_experts_prompt_start": _integer(
+        0, INT32_MAX, "first prompt token whose routed experts are returned", "0"
+    ),
     # lists and streams
     "limit": _integer(1, 100, "entries per page", "20"),
     "files.limit": _integer(1, 10_000, "files per page", "10000"),
@@ -155,6 +158,7 @@ SIZES: dict[str, Size] = {
     "prompt_scores": Size(
         262_144, "entries", "prompt tokens x (prompt_logprobs + 1); with echo, x (logprobs + 1)"
     ),
+    "routed_experts": Size(524_288, "positions", "prompt tokens x n whose routed experts an answer contains"),
     "tool_name": Size(64, "characters", "length of a function name"),
     "identifier": Size(512, "characters", "user, cache_salt, prompt_cache_key, ids, ..."),
 }

@@ -12,8 +12,9 @@ LEAST = -9999.0  # JSON has no -inf; OpenAI sends this value instead
 
 
 def is_scored(sampling: SamplingSpec) -> bool:
-    """Returns whether the response contains log-probabilities, which makes it slow to build and encode."""
-    return sampling.logprobs is not None or sampling.prompt_logprobs is not None
+    """Returns whether the response has log-probabilities or routed experts, which are slow to encode."""
+    scores = sampling.logprobs, sampling.prompt_logprobs, sampling.routed_experts_start
+    return any(score is not None for score in scores)
 
 
 class LogprobsWriter:

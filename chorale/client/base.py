@@ -53,6 +53,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     enable_sleep_mode: bool = False
     has_profiler: bool = False
     max_logprobs: int = MAX_LOGPROBS  # maximum of alternative tokens per position in a request
+    # Layers and experts per token of ``TokenChunk.routed_experts``; None: the engine does not keep them.
+    routed_experts: tuple[int, int] | None = None
     # generation_config.json: sampling defaults by vLLM's names (temperature, top_p, ...)
     default_sampling: dict[str, float] = {}
     notes: tuple[str, ...] = ()  # warnings about degraded features, one line each

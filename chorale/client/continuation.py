@@ -35,8 +35,10 @@ def continued(
     sampling, done = request.sampling, len(delivered)
     seed = None if sampling.seed is None else choice_seed(sampling.seed, index)
     alone = msgspec.structs.replace(sampling, n=1, seed=seed)
+    # Routed experts were delivered of the positions before the last delivered token.
+    start = None if sampling.routed_experts_start is None else len(request.prompt_token_ids)
     if began:
-        alone = msgspec.structs.replace(alone, prompt_logprobs=None)
+        alone = msgspec.structs.replace(alone, prompt_logprobs=None, routed_experts_start=start)
     if not done or _counts_output(sampling):
         return Continuation(
             msgspec.structs.replace(request, request_id=request_id, sampling=alone), tuple(delivered)
@@ -48,6 +50,7 @@ def continued(
         max_tokens=None if sampling.max_tokens is None else sampling.max_tokens - done,
         min_tokens=max(sampling.min_tokens - done, 0),
         grammar_context=sampling.grammar_context + done if sampling.grammar else 0,
+        routed_experts_start=None if start is None else start + done - 1,
     )
     prompt = [*request.prompt_token_ids, *delivered]
     return Continuation(
@@ -71,4 +74,9 @@ def without_repeated(chunk: TokenChunk, again: Sequence[int]) -> tuple[TokenChun
     if left and chunk.finish_reason not in (None, "abort", "error"):
         return None
     logprobs = chunk.logprobs[count:] if chunk.logprobs is not None else None
-    return msgspec.structs.replace(chunk, token_ids=chunk.token_ids[count:], logprobs=logprobs), left
+    experts = chunk.routed_experts
+    if experts is not None and count:  # a chunk with the prompt's experts has one token
+        found = b"".join(experts)
+        experts = [found[len(found) * count // len(chunk.token_ids) :]]
+    kept = msgspec.structs.replace(chunk, token_ids=chunk.token_ids[count:], logprobs=logprobs)
+    return msgspec.structs.replace(kept, routed_experts=experts), left

@@ -82,6 +82,7 @@ class EngineConfig:
     profiler_config: ProfilerConfig | None = None  # traces on request; None: no profiler
     max_logprobs: int = 20
     logprobs_mode: LogprobsMode = "raw_logprobs"  # processed: after masks, penalties, temperature, filters
+    enable_return_routed_experts: bool = False  # answers contain the experts that the router chose
     generation_config: Literal["auto", "none"] = "auto"
     override_generation_config: dict[str, float] | None = None  # overrides the checkpoint's file
     num_threads: int | None = None  # CPU threads for computation

@@ -49,6 +49,9 @@ class Admission:
             return f"the prompt has {len(prompt)} tokens; the KV cache holds {self._capacity}"
         if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
             return f"the prompt holds a token id outside 0..{limits.vocab_size - 1}"
+        start = request.sampling.routed_experts_start
+        if start is not None and not 0 <= start <= len(prompt):
+            return f"routed_experts_start must be from 0 to {len(prompt)}, the length of the prompt"
         return sampling_fault(request.sampling, limits.vocab_size)
 
     def accept(self, request: GenerateRequest, now: float) -> RequestState:

@@ -31,6 +31,7 @@ from chorale.engine import emit
 from chorale.engine.accounts import Accounts
 from chorale.engine.drafter import Drafter
 from chorale.engine.kv_cache.cache import HybridCache
+from chorale.engine.kv_cache.expert_pages import ExpertPages
 from chorale.engine.kv_cache.host_loads import HostLoads
 from chorale.engine.plan import ScheduledChunk, StepRecord
 from chorale.engine.row_table import RowTable
@@ -54,6 +55,8 @@ class EngineState:
             limits.max_saved_pages,
             limits.observed_blocks,
         )
+        sizes = limits.num_blocks, limits.block_size, limits.num_host_slots
+        self.experts = ExpertPages(*sizes, limits.routed_experts) if limits.routed_experts else None
         self.loads = None if self.cache.tier is None else HostLoads(self.cache, self.cache.tier)
         # Keyed by load id: loads that run, and loads that have ended but whose sequence is not admitted yet.
         self.loading: dict[int, Sequence] = {}
@@ -286,6 +289,8 @@ class EngineState:
     def record_step(self, plan: StepPlan, num_decodes: int, chunks: list[ScheduledChunk]) -> StepPlan:
         """Put a plan in flight. Sequences whose last chunk it contains decode in the next step."""
         self.rows.record_step(plan.step_id, plan.rows, plan.num_new)
+        if self.experts is not None and plan.transfers is not None:
+            self.experts.move(plan.transfers)
         if self.accounts.are_many:
             self.accounts.charge_rows()
         if plan.makes is not None:

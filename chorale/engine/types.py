@@ -34,6 +34,7 @@ NO_DRAFT = REJECTED
 
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
+ExpertIds = npt.NDArray[np.uint8]  # [tokens, layers, experts per token]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -84,6 +85,7 @@ class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     seed: int | None = None  # None: drawn by the engine. See ``choice_seed``.
     logprobs: int | None = None  # top alternatives per sampled token (0: the sampled token only)
     prompt_logprobs: int | None = None  # the same for each prompt token except the first
+    routed_experts_start: int | None = None  # first position whose routed experts are returned; None: none
     # Grammar of the output, in the grammar service's form; "": no constraint. The last ``grammar_context``
     # prompt tokens are already part of the output, when a turn continues.
     grammar: str = ""
@@ -154,6 +156,9 @@ class TokenChunk(msgspec.Struct, array_like=True, gc=False):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     timings: ChunkTimings | None = None
     error: str | None = None
+    # ``ExpertIds`` as bytes, one entry: for the first chunk of a choice the prompt's from
+    # ``routed_experts_start`` on, then one position for each token: the one from which it was sampled.
+    routed_experts: list[bytes] | None = None
 
 
 class EngineStats(msgspec.Struct, array_like=True):
@@ -275,6 +280,7 @@ class EngineLimits:
     max_saved_pages: int = 0  # maximum pages copied to the host before one step
     min_host_hit: int = 1  # tokens by which a hit with host memory must exceed the device's
     page_bytes: int = 0  # sum over all ranks, for statistics only
+    routed_experts: tuple[int, int] | None = None  # layers and experts per token of ``StepResult.experts``
     # (minimum decoding rows of a step, maximum draft tokens of each row), ascending; (): no bound
     draft_tokens: tuple[tuple[int, int], ...] = ()
 
@@ -386,6 +392,7 @@ class StepResult:
     # Entries of ``errors`` with finite logits: the request's own constraints forbade every token.
     forbidden: frozenset[int] = frozenset()
     seconds: float = 0.0  # device time of the step; 0: not measured
+    experts: ExpertIds | None = None  # of the plan's tokens; None: ``EngineLimits.routed_experts`` is None
     loads_done: tuple[int, ...] = ()  # ids of loads from host memory that have ended, each reported once
 
 

@@ -18,6 +18,7 @@ from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.events import Fold
 from chorale.turns.needs import Ended, Need, NextRound
 from chorale.turns.request import TurnRequest
+from chorale.turns.routed_experts import routed_experts
 
 # An order to the engine: run a further round, or abort a choice (request id, index), which is complete.
 Order = GenerateRequest | tuple[str, int]
@@ -90,6 +91,7 @@ class Batch:
             unread = reading.unread
             if unread is not None and chunk.finish_reason is None and chunk.logprobs is None:
                 unread.token_ids += chunk.token_ids
+                _add_experts(unread, chunk)
             elif chunk.request_id == reading.request_id:  # else it belongs to an earlier round
                 self._read(reading, chunk, orders)
         return orders
@@ -135,6 +137,7 @@ class Batch:
         ended = fold.ended
         assert ended is not None
         work.done[index] = completion_output(index, fold, ended, reading.logprobs, work.params, self._vocab)
+        work.done[index].routed_experts = routed_experts(work.turn, ended)
         output.num_cached_tokens = max(output.num_cached_tokens, ended.usage.cached_tokens)
         if ended.prompt_logprobs is not None and output.prompt_logprobs is None:
             output.prompt_logprobs = [
@@ -146,11 +149,17 @@ class Batch:
             self.num_done += 1
 
 
+def _add_experts(chunk: TokenChunk, following: TokenChunk) -> None:
+    if chunk.routed_experts is not None and following.routed_experts is not None:
+        chunk.routed_experts += following.routed_experts
+
+
 def _joined(chunk: TokenChunk | None, following: TokenChunk) -> TokenChunk:
     """Append ``following`` to ``chunk``, and return the result."""
     if chunk is None:
         return following
     chunk.token_ids += following.token_ids
+    _add_experts(chunk, following)
     chunk.finish_reason, chunk.stop_token_id = following.finish_reason, following.stop_token_id
     chunk.timings, chunk.error = following.timings, following.error
     return chunk

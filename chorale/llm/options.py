@@ -63,6 +63,7 @@ class EngineOptions(TypedDict, total=False):
     kv_events_config: KvEventsConfig | Mapping[str, Any] | None
     max_logprobs: int
     logprobs_mode: LogprobsMode
+    enable_return_routed_experts: bool
     generation_config: Literal["auto", "none"]
     override_generation_config: Mapping[str, float] | None
     num_threads: int | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from chorale.engine.types import TokenLogprobs
+from chorale.engine.types import ExpertIds, TokenLogprobs
 from chorale.harmony.vocab import CALL, ENDOFTEXT, Vocabulary
 from chorale.llm.params import SamplingParams
 from chorale.turns.events import CLIENT_CALLS, Fold, TurnEnded
@@ -34,6 +34,8 @@ class CompletionOutput:
 
     ``finish_reason``: "stop" (also after a tool call: test ``tool_calls``), "length", "abort" or "error"
     (``error`` has the message). ``stop_reason``: the stop string or stop token id; None for ``<|return|>``.
+    ``routed_experts`` (with ``enable_return_routed_experts``): uint8 [positions, layers, experts per token],
+    for the prompt and the output but its last token; None if ``LLM.chat`` had to force the answer.
     Only ``LLM.chat`` sets ``reasoning`` and ``tool_calls``; its ``text`` is the content of the final channel.
     """
 
@@ -42,6 +44,7 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
     logprobs: list[PositionLogprobs] | None = None
+    routed_experts: ExpertIds | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None

@@ -107,6 +107,7 @@ class _Fields:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    routed_experts_prompt_start: int = 0
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True  # has no effect: harmony's special tokens carry no spaces
@@ -184,6 +185,7 @@ _MEANINGS = {
     "max_tokens": "maximum number of output tokens, reasoning included; None: up to the context length",
     "logprobs": "number of likeliest tokens whose log-probabilities are returned at each position",
     "prompt_logprobs": "the same for the positions of the prompt",
+    "routed_experts_prompt_start": "first prompt token whose routed experts are returned",
     "stop": "strings that end the output",
     "stop_token_ids": "token ids that end the output",
     "ignore_eos": "continue after the model has ended its answer",
@@ -218,6 +220,7 @@ SamplingParams.__doc__ = (
 # Parameters that are a single number; of these, the integers and those that may be None.
 _NUMBERS = {name: field for name, field in SAMPLING_FIELDS.items() if not field.each}
 INTEGERS = frozenset(name for name, field in _NUMBERS.items() if field.type == "integer")
+INTEGERS |= {"routed_experts_prompt_start"}
 _OPTIONAL = frozenset(name for name, field in _NUMBERS.items() if field.default is None)
 _TEXTS = ("stop", "bad_words")
 _IDS = ("stop_token_ids", "allowed_token_ids")

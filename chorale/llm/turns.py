@@ -36,6 +36,7 @@ def make_turn(
             n=params.n,
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs,
+            routed_experts_start=params.routed_experts_prompt_start,
             stop=params.stop_strings,
             cache_salt=prompt.cache_salt,
         )

@@ -74,7 +74,7 @@ class AuxStates:
 
 
 class GptOss:
-    """The model: pure functions of a batch and the KV pool, without state except the weights."""
+    """The model: pure functions of a batch and the KV pool, without state except weights and ``routed``."""
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, max_len: int | None = None) -> None:
         """``max_len``: tokens of the longest sequence (rows of the rotary table); None: the model's
@@ -90,6 +90,8 @@ class GptOss:
         )
         table = rope_table(config.rope, config.head_dim, max_len or config.max_position_embeddings)
         self.rope = table.to(weights.embedding.device)
+        # [tokens, layers, K] uint8: memory for the expert ids that the newest step chose; None: not kept.
+        self.routed: torch.Tensor | None = None
         # (weights, cache group, index of its KV tensor).
         self.layers = [(layer, *config.kv_tensor_of(index)) for index, layer in enumerate(weights.layers)]
 
@@ -129,6 +131,8 @@ class GptOss:
             attended = ops.attention(q, kv[tensor], layer.sinks, plan, group)  # [T, Nq * D]
             # [T, H], [T, H], [T, K], [T, K]
             x, normed, expert_ids, gates = ops.project_and_route(attended, layer.output, x, layer.router, eps)
+            if self.routed is not None:
+                self.routed[: len(expert_ids), number - 1].copy_(expert_ids)
             x, normed = ops.moe(normed, expert_ids, gates, layer.experts, x, next_qkv, eps)  # [T, H], [T, H]
             if aux is not None:
                 aux.keep(number, x)

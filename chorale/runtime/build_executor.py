@@ -16,6 +16,7 @@ from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.offload.transfers import PageTransfers
 from chorale.runtime.sampling.grammar import GrammarRows
 from chorale.runtime.sampling.sampler import Sampler
+from chorale.runtime.sizing.graph_sizes import MIXED_TOKENS, MOST_DRAFTING_ROWS
 from chorale.runtime.sizing.resolve import Resolved
 from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
@@ -79,6 +80,9 @@ def make_worker(
         block_size=limits.block_size,
         vocab_size=limits.vocab_size,
     )
+    if limits.routed_experts is not None and (rank is None or rank.share.is_first):  # all choose the same
+        shape = _most_tokens(resolved), *limits.routed_experts
+        model.routed = torch.zeros(shape, dtype=torch.uint8, device=device.torch_device)
     sampler = Sampler(
         device,
         limits.vocab_size,
@@ -113,6 +117,12 @@ def make_worker(
     return Worker(
         device, model, kv, buffers, sampler, grammar, decode_graphs, mixed_graphs, drafting, transfers
     )
+
+
+def _most_tokens(resolved: Resolved) -> int:
+    """Return the tokens of the largest step, dummies of captured steps included."""
+    limits, drafting = resolved.limits, MOST_DRAFTING_ROWS * (1 + resolved.most_drafts)
+    return max(limits.max_num_batched_tokens, *resolved.graph_rows, drafting, *MIXED_TOKENS)
 
 
 def make_transfers(

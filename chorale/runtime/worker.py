@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -81,11 +82,31 @@ class Worker:
         if drafting is not None:
             drafting.start(plan)
         if self._decode_graphs is not None and self._decode_graphs.takes(plan):
-            return self._run_decode_graph(self._decode_graphs, plan)
+            return self._with_experts(plan, self._run_decode_graph(self._decode_graphs, plan))
         if drafting is not None and drafting.graphs is not None and drafting.graphs.takes(plan):
             fetch = drafting.graphs.run(plan)
-            return lambda: grid_result(plan, fetch())
-        return self._run_launched(plan)
+            width = drafting.graphs.last_width
+            return self._with_experts(plan, lambda: grid_result(plan, fetch()), width)
+        return self._with_experts(plan, self._run_launched(plan))
+
+    def _with_experts(
+        self, plan: StepPlan, fetch: Callable[[], StepResult], width: int | None = None
+    ) -> Callable[[], StepResult]:
+        """Add the routed experts of an enqueued step to its result. ``width``: tokens that the step computed
+        for each row; None: ``num_new``."""
+        routed = self._model.routed
+        if routed is None:
+            return fetch
+        count = plan.num_tokens if width is None else len(plan.rows) * width
+        wait = self._device.download([routed[:count].clone()])  # the next step overwrites them
+
+        def finish() -> StepResult:
+            result, found = fetch(), wait()[0].astype(np.uint8, copy=False)
+            if width is not None:
+                found = found[(np.arange(width) < plan.num_new[:, None]).ravel()]
+            return replace(result, experts=found)
+
+        return finish
 
     def _run_launched(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Run a step kernel by kernel, except its forward pass if that is captured."""

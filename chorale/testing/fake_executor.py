@@ -24,6 +24,7 @@ import numpy.typing as npt
 from chorale.engine.types import (
     CacheGroup,
     EngineLimits,
+    ExpertIds,
     HostLoad,
     IntArray,
     RowStart,
@@ -227,6 +228,7 @@ class FakeExecutor:
         logprobs: dict[int, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         drafts: IntArray = np.full((len(plan.rows), max(plan.num_made, 0)), -1, np.int32)
+        hashes: list[U64] = []
         offset = 0
         for entry, (row, computed, count) in enumerate(
             zip(plan.rows.tolist(), plan.num_computed.tolist(), plan.num_new.tolist(), strict=True)
@@ -236,7 +238,7 @@ class FakeExecutor:
             offset += count
             if (tokens <= -2).any():
                 tokens, computed = self._drafted(state, tokens, computed)
-            self._write(state, tokens, computed)
+            hashes.append(self._write(state, tokens, computed))
             if row in plan.prompt_logprob_rows:
                 prompt_logprobs[entry] = fake_prompt_logprobs(state.start, computed, count)
             if plan.samples[entry]:
@@ -258,8 +260,16 @@ class FakeExecutor:
                     raise EngineError("an entry's following token differs from the prompt's")
         if offset != plan.num_tokens:
             raise EngineError(f"plan has {plan.num_tokens} tokens, its rows {offset}")
+        ids = None if self._limits.routed_experts is None else fake_experts(np.concatenate(hashes))
         return StepResult(
-            plan.step_id, sampled, num_sampled, logprobs, prompt_logprobs, drafts, loads_done=done
+            plan.step_id,
+            sampled,
+            num_sampled,
+            logprobs,
+            prompt_logprobs,
+            drafts,
+            loads_done=done,
+            experts=ids,
         )
 
     # ------------------------------------------------------------------ host memory
@@ -324,8 +334,8 @@ class FakeExecutor:
             if (plan.num_new != 1 + plan.num_drafts)[is_drafted].any() or not plan.samples[is_drafted].all():
                 raise EngineError("an entry with a draft is not a decoding row")
 
-    def _write(self, state: FakeRow, tokens: IntArray, computed: int) -> None:
-        """Store new tokens at positions ``computed`` on, in the blocks of both groups."""
+    def _write(self, state: FakeRow, tokens: IntArray, computed: int) -> U64:
+        """Store new tokens, from position ``computed``, in blocks of both groups. Return their hashes."""
         if tokens[0] == -1:
             tokens = np.array([state.last_token, *tokens[1:]], np.int32)
         if tokens.min() < 0:
@@ -338,6 +348,7 @@ class FakeExecutor:
         for group in CacheGroup:
             where = self._slots(state, group, computed, computed + len(tokens))
             self._tokens[where], self._hashes[where], self._groups[where] = tokens, hashes, group
+        return hashes
 
     def _drafted(self, state: FakeRow, tokens: IntArray, computed: int) -> tuple[IntArray, int]:
         """Return the tokens of an entry whose draft is on the device, and where they begin."""
@@ -400,6 +411,11 @@ class FakeExecutor:
         except KeyError as error:
             raise EngineError(f"row {state.start.row}: {group.name} has no block {error}") from None
         return blocks[positions // bs - first], positions % bs
+
+
+def fake_experts(hashes: U64) -> ExpertIds:
+    """Return the bytes of the prefix hashes as the experts of 2 layers with 4 experts per token."""
+    return hashes.view(np.uint8).reshape(-1, 2, 4)
 
 
 def fake_logprobs(token: int, top: int) -> TokenLogprobs:

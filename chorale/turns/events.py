@@ -161,6 +161,7 @@ class TurnEnded:
     repairs: dict[str, int] = field(default_factory=dict)
     output_token_ids: tuple[int, ...] = ()  # every sampled token, headers and terminators included
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    routed_experts: tuple[bytes, ...] = ()  # see ``turns.routed_experts``
     tool_state: dict[str, Any] | None = None  # for the built-in tools of the next turn
     timings: ChunkTimings | None = None  # start: first round's; last token: last round's
 

@@ -51,6 +51,7 @@ class TurnRequest:
     tools: tuple[TurnTools, ...] = ()
     approved: tuple[ApprovedCall, ...] = ()  # run before the first round
     compaction: Compaction | None = None
+    expert_shape: tuple[int, int] | None = None  # layers, experts per token; None: not part of the answer
 
     def first_round(self) -> GenerateRequest:
         """Returns the generation that all choices share."""
@@ -73,6 +74,7 @@ class TurnRequest:
             min_tokens=max(0, min(first.min_tokens - following.num_sampled, room)),
             seed=None if first.seed is None else choice_seed(first.seed, index),
             prompt_logprobs=None,
+            routed_experts_start=None,
             grammar=following.grammar,
             grammar_context=following.num_own_tokens if following.grammar else 0,
         )
@@ -123,6 +125,7 @@ def turn_request(
     n: int = 1,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    routed_experts_start: int | None = None,
     prompt_param: str = "messages",
     logprobs_param: str = "top_logprobs",
     stop: Sequence[str] | None = None,
@@ -135,7 +138,8 @@ def turn_request(
     approved: Sequence[ApprovedCall] = (),
     compaction: Compaction | None = None,
 ) -> TurnRequest:
-    """``stream_interval`` None: events are read once, at the end; ``stop``: instead of ``fields.stop``.
+    """``stream_interval`` None: events are read once, at the end; ``stop``: instead of ``fields.stop``;
+    ``routed_experts_start``: the answer has the routed experts from this position of the prompt on.
 
     Raises ``RequestError`` for incompatible fields, ``ContextLengthError`` for a prompt without room.
     """
@@ -149,6 +153,7 @@ def turn_request(
         n=n,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        routed_experts_start=routed_experts_start,
         prompt_param=prompt_param,
         logprobs_param=logprobs_param,
     )
@@ -175,6 +180,7 @@ def turn_request(
         tools=tools,
         approved=tuple(approved),
         compaction=compaction,
+        expert_shape=None if sampling.routed_experts_start is None else info.routed_experts,
     )
 
 

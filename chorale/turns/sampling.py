@@ -49,6 +49,7 @@ def resolve_sampling(
     n: int = 1,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    routed_experts_start: int | None = None,
     prompt_param: str = "messages",
     logprobs_param: str = "top_logprobs",
 ) -> SamplingSpec:
@@ -64,6 +65,11 @@ def resolve_sampling(
         raise RequestError(
             f"min_tokens ({min_tokens}) is above max_tokens ({max_tokens})", param="min_tokens"
         )
+    most = 0 if info.routed_experts is None else num_prompt_tokens
+    if routed_experts_start is not None and not 0 <= routed_experts_start <= most:
+        why = "the length of the prompt" if most else "without --enable-return-routed-experts"
+        param = "routed_experts_prompt_start"
+        raise RequestError(f"{param} must be from 0 to {most}, {why}", param=param)
     return SamplingSpec(
         n=n,
         **_chosen(fields, info),
@@ -77,6 +83,7 @@ def resolve_sampling(
         seed=None if fields.seed is None else fields.seed & _SEED_MASK,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        routed_experts_start=None if info.routed_experts is None else routed_experts_start,
     )
 
 

@@ -41,6 +41,7 @@ def tight_limits(
         async_scheduling=depth,
         eos_token_ids=EOS,
         vocab_size=VOCAB,
+        routed_experts=(2, 4),
     )
 
 

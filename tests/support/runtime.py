@@ -76,6 +76,7 @@ class Answer:
     error: str | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    routed_experts: bytes = b""
 
     def add(self, chunk: TokenChunk) -> None:
         self.token_ids += chunk.token_ids
@@ -86,6 +87,7 @@ class Answer:
         self.num_cached_tokens = max(self.num_cached_tokens, chunk.num_cached_tokens)
         if chunk.timings is not None:
             self.num_preemptions = chunk.timings.num_preemptions
+        self.routed_experts += b"".join(chunk.routed_experts or ())
 
 
 def request(name: str, prompt: Sequence[int], **sampling: Any) -> GenerateRequest:

@@ -7,20 +7,25 @@ from typing import Any
 
 from chorale.api.chat.answer import Answer, call_object
 from chorale.api.chat.builtin import SHOWN, annotation, whole
+from chorale.api.routed_experts import expert_field
 from chorale.api.usage import closing_fields
 from chorale.turns.events import CLIENT_CALLS, SEPARATOR, Fold, FoldedItem, TurnEnded
+from chorale.turns.request import TurnRequest
 
 
-def chat_body(answer: Answer, folds: Sequence[Fold], prompt_token_ids: list[int]) -> dict[str, Any]:
+def chat_body(answer: Answer, folds: Sequence[Fold], turn: TurnRequest) -> dict[str, Any]:
     """Returns the body. Raises the ``ChoraleError`` with which a choice ended."""
     ends = [fold.result() for fold in folds]
-    choices = [_choice(answer, index, fold, ends[index]) for index, fold in enumerate(folds)]
+    choices = [
+        _choice(answer, index, fold, ends[index]) | expert_field(turn, ends[index])
+        for index, fold in enumerate(folds)
+    ]
     body = answer.completion("chat.completion", choices)
     body |= closing_fields([ends], metrics=answer.with_metrics)
     if ends[0].prompt_logprobs is not None:
         body["prompt_logprobs"] = answer.logprobs.prompt(ends[0].prompt_logprobs)
     if answer.return_token_ids:
-        body["prompt_token_ids"] = prompt_token_ids
+        body["prompt_token_ids"] = turn.prompt_token_ids
     return body
 
 

@@ -57,7 +57,7 @@ async def complete_chat(state: ServerState, turn: TurnRequest, answer: Answer) -
         if fold.ended is not None:
             state.metrics.repaired(fold.ended.repairs)
     scored = is_scored(turn.sampling)
-    return await beside(lambda: chat_body(answer, folds, turn.prompt_token_ids), heavy=scored)
+    return await beside(lambda: chat_body(answer, folds, turn), heavy=scored)
 
 
 async def stream_chat(
@@ -94,7 +94,7 @@ async def stream_chat(
                 for index, events in batch:
                     folds[index].add(events)
     if folds and all(writer.ended and end_error(writer.ended) is None for writer in writers):
-        await keep(state, chat, chat_body(answer, folds, turn.prompt_token_ids), owner)
+        await keep(state, chat, chat_body(answer, folds, turn), owner)
     yield _conclusion(state, writers, answer, with_usage)
 
 

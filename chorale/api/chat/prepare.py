@@ -12,6 +12,7 @@ from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.owner import cache_salt
 from chorale.api.http.pdfs import read_pdfs
 from chorale.api.limits import SIZES, check_scores
+from chorale.api.routed_experts import check_experts
 from chorale.api.state import ServerState
 from chorale.errors import invalid, unsupported
 from chorale.harmony.messages import Conversation
@@ -76,6 +77,7 @@ async def _prepare(
         n=chat.n,
         logprobs=chat.num_logprobs,
         prompt_logprobs=chat.prompt_logprobs,
+        routed_experts_start=chat.routed_experts_start,
         parallel_tool_calls=chat.parallel_tool_calls,
         stream_interval=state.config.stream_interval if chat.stream else None,
         prefill_token_ids=header,
@@ -84,6 +86,7 @@ async def _prepare(
         tools=tools,
     )
     check_scores(len(prompt), chat.prompt_logprobs)
+    check_experts([turn])
     return await check_grammar(state.grammars, turn)
 
 

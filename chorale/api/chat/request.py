@@ -107,6 +107,8 @@ def _check_logprobs(chat: ChatRequest) -> None:
         raise invalid("top_logprobs", "needs logprobs to be true")
     if chat.stream and chat.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "not available when streaming")
+    if chat.stream and chat.routed_experts_prompt_start:
+        raise invalid("routed_experts_prompt_start", "not available when streaming")
     if chat.stream_options is not None and not chat.stream:
         raise invalid("stream_options", "requires stream to be true")
 

@@ -44,7 +44,9 @@ class MetadataUpdate(BaseModel):
 async def keep(state: ServerState, chat: ChatRequest, body: Mapping[str, Any], owner: bytes) -> None:
     """Stores a completion before its response ends. Counts and logs a failure of the store."""
     echoed = {name: getattr(chat, name) for name in _ECHOED}
-    completion = {**body, **echoed, "metadata": chat.metadata or {}}
+    # Routed experts may be megabytes.
+    choices = [{k: v for k, v in each.items() if k != "routed_experts"} for each in body["choices"]]
+    completion = {**body, **echoed, "choices": choices, "metadata": chat.metadata or {}}
     try:
         await state.store.completions.put(StoredCompletion(completion, chat.messages), owner)
     except ChoraleError as error:

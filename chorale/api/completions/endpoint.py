@@ -26,6 +26,7 @@ from chorale.api.http.responses import EventStream, large_response, read_as, unt
 from chorale.api.http.sse import DONE, event, last_error
 from chorale.api.limits import check_scores
 from chorale.api.logprobs import is_scored
+from chorale.api.routed_experts import check_experts, expert_field
 from chorale.api.state import ServerState, check_model
 from chorale.api.usage import closing_fields
 from chorale.errors import ChoraleError
@@ -64,7 +65,9 @@ async def prepare_turns(state: ServerState, completion: CompletionRequest, owner
     prompts = await encode_prompts(completion.prompt, state.vocab, echo=bool(completion.echo))
     answer = read_answer(completion.response_format, completion, "response_format")
     rules = TurnRules(raw=True, answer=answer.constraint)
-    return [await _prepare_turn(state, completion, prompt, rules, owner) for prompt in prompts]
+    prepared = [await _prepare_turn(state, completion, prompt, rules, owner) for prompt in prompts]
+    check_experts(one.turn for one in prepared)
+    return prepared
 
 
 async def _prepare_turn(
@@ -86,6 +89,7 @@ async def _prepare_turn(
         n=completion.n,
         logprobs=completion.logprobs,
         prompt_logprobs=completion.num_prompt_logprobs,
+        routed_experts_start=completion.routed_experts_start,
         prompt_param="prompt",
         logprobs_param="logprobs",
         stream_interval=state.config.stream_interval if completion.stream else None,
@@ -152,7 +156,7 @@ def _text_body(
         ends.append([fold.result() for fold in of_prompt])
         for index, (fold, ended) in enumerate(zip(of_prompt, ends[-1], strict=True)):
             text = ChoiceText(answer, one.prompt, position * completion.n + index)
-            choices.append(body_choice(text, fold, ended))
+            choices.append(body_choice(text, fold, ended) | expert_field(one.turn, ended))
     return answer.object(choices) | closing_fields(ends, metrics=answer.with_metrics)
 
 

@@ -57,6 +57,8 @@ def parse_completion(data: Mapping[str, Any]) -> CompletionRequest:
         raise unsupported("best_of", "must equal n")
     if completion.stream and completion.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "not available when streaming")
+    if completion.stream and completion.routed_experts_prompt_start:
+        raise invalid("routed_experts_prompt_start", "not available when streaming")
     if completion.stream_options is not None and not completion.stream:
         raise invalid("stream_options", "requires stream to be true")
     return completion

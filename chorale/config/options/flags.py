@@ -169,6 +169,8 @@ ENGINE_FLAGS = (
          "log-probabilities or logits of the model (raw), or those after masks, penalties, temperature and "
          "filters (processed; removed tokens have -inf); those of prompts are always raw",
          choices=get_args(LogprobsMode)),
+    Flag("enable-return-routed-experts", "bool", "engine.enable_return_routed_experts",
+         "return the experts that the router chose for each token, in routed_experts of every choice"),
     Flag("max-queued-requests", "size", "server.max_queued_requests",
          "maximum number of queued choices; further requests get HTTP status 429", least=0),
     Flag("max-num-queued-reqs", "size", "server.max_num_queued_reqs",

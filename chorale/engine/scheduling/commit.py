@@ -12,6 +12,7 @@ import numpy as np
 
 from chorale.engine import emit
 from chorale.engine.engine_state import EngineState
+from chorale.engine.kv_cache.expert_pages import ExpertPages
 from chorale.engine.plan import ScheduledChunk, StepRecord
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import BoolArray, FinishReason, IntArray, StepPlan, StepResult, TokenChunk
@@ -41,12 +42,40 @@ class Committer:
         if result.step_id != plan.step_id or len(result.token_ids) != len(plan.rows):
             raise EngineError(f"result of step {result.step_id} came for step {plan.step_id}")
         engine.begin_commit()
+        if engine.experts is not None:
+            self._store_experts(record, result, engine.experts)
         ends = plan.num_computed + plan.num_new
         self._commit_decoded_blocks(record, ends)
         for entry, chunk in enumerate(record.chunks, record.num_decodes):
             self._commit_chunk(record, entry, chunk, result)
         self._commit_tokens(record, result, ends, now)
         engine.finish_commit(record)
+
+    def _store_experts(self, record: StepRecord, result: StepResult, pages: ExpertPages) -> None:
+        """Store the experts of the step's tokens. Positions of rejected draft tokens are left out."""
+        plan, slots, kept = record.plan, list[int](), list[int]()  # ``kept``: places in the result
+        firsts = np.cumsum(plan.num_new) - plan.num_new
+        counts = plan.num_new.copy()
+        counts[: record.num_decodes] = result.num_sampled[: record.num_decodes]
+        columns = (plan.rows.tolist(), firsts.tolist(), counts.tolist())
+        for entry, (row, first, count) in enumerate(zip(*columns, strict=True)):
+            if row not in record.dead_rows:
+                sequence, chunk = self._engine.running[row], entry - record.num_decodes
+                start = sequence.num_tokens - 1 if chunk < 0 else record.chunks[chunk].start
+                slots += pages.slots(sequence.blocks.full, start, count)
+                kept += range(first, first + count)
+        if result.experts is not None:  # else the step had no rows
+            pages.write(slots, result.experts[kept])
+
+    def _add_experts(self, sequence: Sequence, chunk: TokenChunk, num_taken: int) -> None:
+        """Add the experts of the positions that gave the newest tokens, and to the first one the prompt's."""
+        pages, start = self._engine.experts, sequence.sampling.routed_experts_start
+        if pages is None or start is None:
+            return
+        stop = sequence.num_tokens - 1
+        if len(sequence.output) > num_taken:
+            start = stop - num_taken
+        chunk.routed_experts = [pages.read(sequence.blocks.full, start, stop)]
 
     def _commit_decoded_blocks(self, record: StepRecord, ends: IntArray) -> None:
         """Commit the blocks that decoding rows have just filled."""
@@ -172,6 +201,7 @@ class Committer:
         if sequence.sampling.logprobs is not None:
             logprobs = result.logprobs.get(entry, [])[: len(taken)]
         chunk = emit.token_chunk(sequence, taken, logprobs, finish, now)
+        self._add_experts(sequence, chunk, len(taken))
         if finish is not None:
             self._engine.commit_blocks(sequence, computed_before + len(taken))
             self._engine.end(sequence, chunk)
@@ -201,10 +231,11 @@ class Committer:
         return samples
 
     def _take_token(self, sequence: Sequence, token: int, entry: int, result: StepResult, now: float) -> None:
-        """Commit one token that is first, last, or has log-probabilities."""
+        """Commit one token that is first, last, or has log-probabilities or experts."""
         engine, sampling = self._engine, sequence.sampling
         first = not sequence.output
-        engine.rows.set_slow_path(sequence.row, sampling.logprobs is not None)
+        is_slow = sampling.logprobs is not None or sampling.routed_experts_start is not None
+        engine.rows.set_slow_path(sequence.row, is_slow)
         if first:
             sequence.first_token = now
         sequence.output.append(token)
@@ -215,6 +246,7 @@ class Committer:
             token_ids, logprobs, finish = [], None, "length"
             self.num_generated -= 1
         chunk = emit.token_chunk(sequence, token_ids, logprobs, finish, now)
+        self._add_experts(sequence, chunk, 1)
         if first:
             emit.first_fields(sequence, chunk)
         if finish is None:

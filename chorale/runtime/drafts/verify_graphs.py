@@ -103,6 +103,7 @@ class VerifyGraphRunner:
         target, most_rows = device.torch_device, self._sizes[-1]
         self._most_samples = most_rows * (1 + most_drafts)
         self._profile = profile
+        self.last_width = 0  # tokens of each row in the newest step
         self._room = most_rows * (TOKENS + 1 + most_drafts)
         self._inputs = torch.zeros(self._room, dtype=torch.int32, device=target)
 
@@ -152,6 +153,7 @@ class VerifyGraphRunner:
         filtered = bool(self._buffers.rows.filters[plan.rows].any())
         needed = max(int(plan.num_new.max()) - 1, plan.num_made, 1)
         width, longest = self._size_of(rows, needed, longest, filtered)
+        self.last_width = width
         replay = self.graph(rows, width, longest, filtered)
         size = rows * (TOKENS + width)
         staging = self._free.pop() if self._free else self._new_staging()

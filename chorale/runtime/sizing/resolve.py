@@ -298,6 +298,7 @@ def _limits(
         vocab_size=model.vocab_size,
         seed=config.seed,
         draft_tokens=() if speculation is None else speculation.tokens_by_rows,
+        routed_experts=_routed_experts(config, model),
         **_tier_limits(host_tier, config.tensor_parallel_size, 1 if cpu else GPU_LEAST_HIT),
     )
 
@@ -311,6 +312,14 @@ def _check_step(config: EngineConfig, step: _StepSizes, longest: int) -> None:
         raise ConfigError(
             f"--long-prefill-token-threshold {threshold} is more than --max-model-len {longest}"
         )
+
+
+def _routed_experts(config: EngineConfig, model: ModelConfig) -> tuple[int, int] | None:
+    if not config.enable_return_routed_experts:
+        return None
+    if model.num_local_experts > 256:
+        raise ConfigError("--enable-return-routed-experts: the model has more than 256 experts")
+    return model.num_hidden_layers, model.num_experts_per_tok
 
 
 def _host_tier(

@@ -220,6 +220,7 @@ def _info(
         enable_sleep_mode=config.enable_sleep_mode,
         has_profiler=config.profiler_config is not None,
         max_logprobs=resolved.max_logprobs,
+        routed_experts=limits.routed_experts,
         default_sampling=sampling,
         notes=resolved.notes,
         startup_seconds=seconds,

@@ -62,7 +62,7 @@ class Choice:
 
     def begin_round(self, following: NextRound) -> None:
         """Begins the requested round, which has been submitted: its chunks follow."""
-        self._need = None
+        self._need = self._out.routed_experts = None
         self._rounds.begin(following)
         self._new_round(following.prefill_token_ids)
 
@@ -99,7 +99,7 @@ class Choice:
             return self._need
         out, reader = self._out, self._reader
         sampled, token_ids, logprobs = out.sampled, chunk.token_ids, chunk.logprobs
-        if not sampled or chunk.finish_reason is not None:
+        if not sampled or chunk.finish_reason is not None or chunk.routed_experts is not None:
             out.on_chunk(chunk)
         num_shown = len(token_ids)
         if chunk.stop_token_id is not None and not self._shows_stop(chunk.stop_token_id):

@@ -37,6 +37,8 @@ class Emitter:
         self.item: OpenItem | None = None
         self.ended = False
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+        # As in ``TokenChunk``. None: lost, because a later round has tokens that the choice did not sample.
+        self.routed_experts: list[bytes] | None = []
         self._timings: ChunkTimings | None = None
         self._interval = interval
         self._progress = progress
@@ -55,6 +57,8 @@ class Emitter:
             self._timings = replace(self._timings or chunk.timings, last_token=chunk.timings.last_token)
         if chunk.prompt_logprobs is not None:
             self.prompt_logprobs = tuple(chunk.prompt_logprobs)
+        if chunk.routed_experts is not None and self.routed_experts is not None:
+            self.routed_experts += chunk.routed_experts
 
     def count_prompt(self, size: int, num_repeated: int) -> None:
         """Counts a prompt. Later model calls read it whole; tokens of earlier calls count as cached."""
@@ -126,6 +130,7 @@ class Emitter:
                 repairs=dict(self._repairs),
                 output_token_ids=tuple(self.sampled),
                 prompt_logprobs=self.prompt_logprobs,
+                routed_experts=tuple(self.routed_experts or ()),
                 tool_state=tool_state,
                 timings=timings,
             )

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
+import numpy as np
+
 from chorale.engine.core import EngineCore
 from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.sequence import Sequence
@@ -19,7 +21,7 @@ from chorale.engine.types import (
     TokenChunk,
     choice_seed,
 )
-from chorale.testing.fake_executor import FakeExecutor, FakeModel
+from chorale.testing.fake_executor import FakeExecutor, FakeModel, fake_experts
 from tests.support.engine.drafters import Future
 from tests.support.engine.integrity import check_integrity
 
@@ -172,6 +174,18 @@ class Life:
                 assert [p.token_id for p in chunk.logprobs] == chunk.token_ids
             else:
                 assert not chunk.logprobs
+        self._check_experts(request, record)
+
+    def _check_experts(self, request: GenerateRequest, record: Record) -> None:
+        """Each position's experts come once, in order, up to the last token's predecessor."""
+        parts = [part for chunk in record.chunks for part in chunk.routed_experts or ()]
+        prompt, start = request.prompt_token_ids, request.sampling.routed_experts_start
+        if self.limits.routed_experts is None or start is None or not (record.token_ids or parts):
+            assert not parts
+            return
+        hashes = self.model.prefix_hashes(np.array(prompt + record.token_ids, np.int32))
+        stop = len(prompt) + max(len(record.token_ids), 1) - 1
+        assert b"".join(parts) == fake_experts(hashes[start:stop]).tobytes()
 
 
 def random_requests(rng: random.Random, limits: EngineLimits, max_len: int) -> Iterator[GenerateRequest]:
@@ -198,6 +212,7 @@ def random_requests(rng: random.Random, limits: EngineLimits, max_len: int) -> I
                 stop_token_ids=rng.choice(((), (), (13,))),
                 logprobs=rng.choice((None, None, None, 0, 2)),
                 prompt_logprobs=rng.choice((None, None, None, None, 0)),
+                routed_experts_start=(None, 0, len(prompt) // 2, len(prompt))[number % 4],
             ),
         )
 
