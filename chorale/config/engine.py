@@ -139,6 +139,10 @@ class ServerConfig:
     ssl_ca_certs: str | None = None
     ssl_cert_reqs: int = 0  # client certificates, as ssl.CERT_*: 0 none, 1 checked if sent, 2 required
     ssl_keyfile_password_env: str | None = None
+    ssl_ciphers: str | None = None  # OpenSSL's list, up to TLS 1.2; None: uvicorn's
+    enable_ssl_refresh: bool = False  # load changed certificate files without a restart
+    sse_keep_alive_interval: float = 15.0  # most seconds without a byte of a stream; 0: any
+    log_error_stack: bool = False  # the stack trace of each error that a request gets
     unknown_fields: Literal["warn", "refuse"] = "warn"  # listed in the answer's header, or an error
     force_usage: bool = False  # every chunk of a stream contains the usage
     request_metrics: bool = False  # answers contain the request's timings

@@ -19,7 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chorale.api.http.anthropic_errors import error_answer
 from chorale.api.http.auth import HANDLER, OPEN_PATHS, request_id
+from chorale.api.http.load_report import load_report
 from chorale.api.http.request_limits import LimitedBody, check_head
+from chorale.api.http.stream import KEEP_ALIVE
 from chorale.api.state import ServerState
 from chorale.api.telemetry.generation_span import CLIENT_LEFT as DISCONNECTED
 from chorale.api.telemetry.request_trace import End, begin_request, end_request
@@ -51,11 +53,11 @@ class _Exchange:
     """One request and its response. For a WebSocket, only the handshake."""
 
     __slots__ = (
-        "_echo_id", "_send", "body", "context", "error", "id", "method", "scope", "started", "status",
+        "_send", "_state", "body", "context", "error", "id", "method", "scope", "started", "status",
     )  # fmt: skip
 
-    def __init__(self, scope: Scope, body: LimitedBody, send: Send, echo_id: bool) -> None:
-        self.scope, self.body, self._send, self._echo_id = scope, body, send, echo_id
+    def __init__(self, scope: Scope, body: LimitedBody, send: Send, state: ServerState) -> None:
+        self.scope, self.body, self._send, self._state = scope, body, send, state
         self.id = request_id(scope)
         self.started = time.perf_counter()
         self.status = 0  # 0: nothing sent yet
@@ -68,8 +70,9 @@ class _Exchange:
             self.status = message.get("status", SWITCHED)
             elapsed = (time.perf_counter() - self.started) * 1000
             headers = [*message.get("headers", ()), (b"openai-processing-ms", b"%d" % elapsed), _NOSNIFF]
-            if self._echo_id:
+            if self._state.config.enable_request_id_headers:
                 headers.append((b"x-request-id", self.id.encode("latin-1")))
+            headers += load_report(self.scope, self.status, self._state.client)
             if names := ignored.header(self.context):
                 headers.append((ignored.HEADER.encode(), names.encode()))
             if not self.body.complete and self.scope["method"] not in ("GET", "HEAD", "OPTIONS"):
@@ -99,7 +102,8 @@ class HttpMiddleware:
             scope["root_path"] = config.root_path.rstrip("/")
         body = LimitedBody(receive, scope, config)
         body.complete = scope["type"] == "websocket"  # ``websocket.py`` limits messages
-        exchange = _Exchange(scope, body, send, config.enable_request_id_headers)
+        exchange = _Exchange(scope, body, send, self._state)
+        scope[KEEP_ALIVE] = config.sse_keep_alive_interval
         scope.setdefault("state", {})["request_id"] = exchange.id
         scope["app"] = self  # Starlette's routes raise for a wrong method only inside an app
         counted = 0 if scope["type"] == "websocket" else 1  # an open WebSocket is not counted as a request
@@ -121,7 +125,8 @@ class HttpMiddleware:
         except ChoraleError as error:
             await self._fail(exchange, error)
         except HTTPException as error:
-            await self._fail(exchange, _from_starlette(error), dict(error.headers or {}))
+            failure = _from_starlette(error).with_traceback(error.__traceback__)
+            await self._fail(exchange, failure, dict(error.headers or {}))
         except Exception:
             logger.exception("request %s failed", exchange.id)
             await self._fail(exchange, ChoraleError(f"internal error (request {exchange.id})"))
@@ -130,6 +135,9 @@ class HttpMiddleware:
         self, exchange: _Exchange, error: ChoraleError, headers: dict[str, str] | None = None
     ) -> None:
         exchange.error = error.code
+        # An unexpected exception has been logged with its own trace.
+        if self._state.config.log_error_stack and error.__traceback__ is not None:
+            logger.error("request %s gets an error: %s", exchange.id, error, exc_info=error)
         if exchange.status:
             # On a WebSocket this ends the connection.
             logger.error("request %s failed after its response had started: %s", exchange.id, error)

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 OUTLET = "chorale.outlet"  # scope key of the ``Outlet`` of a response with a chunked body
-KEEP_ALIVE_SECONDS = 15.0
-_KEEP_ALIVE = {"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True}
+KEEP_ALIVE = "chorale.keep_alive"  # scope key of --sse-keep-alive-interval
+_COMMENT = {"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True}
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -34,10 +34,11 @@ class EventStream(Response):
     """A streaming response that sends each chunk of ``source`` as soon as it is yielded.
 
     The status is sent with the first chunk, so an earlier error becomes an ordinary JSON error. If no chunk
-    arrives within ``keep_alive`` seconds, the status is sent with a comment, and an error is then
-    rendered by ``on_error``. If the client disconnects, ``source`` is cancelled and closed. An exception
-    after the first chunk is a bug (translators turn errors into events): it is logged, and the connection is
-    closed without the last chunk, so that no client considers the response complete.
+    arrives within ``scope[KEEP_ALIVE]`` seconds, the status is sent with a comment, and an error is then
+    rendered by ``on_error``; no comments are sent if it is 0 or missing. If the client disconnects,
+    ``source`` is cancelled and closed. An exception after the first chunk is a bug (translators turn errors
+    into events): it is logged, and the connection is closed without the last chunk, so that no client
+    considers the response complete.
     """
 
     def __init__(
@@ -45,7 +46,6 @@ class EventStream(Response):
         source: AsyncGenerator[bytes] | Callable[[Direct], AsyncGenerator[bytes]],
         headers: Mapping[str, str] | None = None,
         *,
-        keep_alive: float | None = None,
         on_error: Callable[[ChoraleError], bytes] = error_event,
     ) -> None:
         self._direct = Direct()
@@ -57,20 +57,20 @@ class EventStream(Response):
             (name.lower().encode("latin-1"), value.encode("latin-1"))
             for name, value in (headers or {}).items()
         ]
-        self._keep_alive = KEEP_ALIVE_SECONDS if keep_alive is None else keep_alive
         self._begun = self._has_data = self._sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.create_task(self._pump(send, scope))
-        watch = asyncio.create_task(_disconnected(receive))
-        silence = asyncio.create_task(self._fill_silence(send))
+        tasks = [pump, asyncio.create_task(_disconnected(receive))]
+        if keep_alive := scope.get(KEEP_ALIVE, 0.0):
+            tasks.append(asyncio.create_task(self._fill_silence(send, keep_alive)))
         try:
-            await asyncio.wait((pump, watch), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks[:2], return_when=asyncio.FIRST_COMPLETED)
         finally:
             # Cancelled because of a disconnect or by the server; both are handled alike.
-            for task in (pump, watch, silence):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(pump, watch, silence, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             with contextlib.suppress(Exception):
                 await self.source.aclose()
         await self._conclude(pump, send)
@@ -107,16 +107,16 @@ class EventStream(Response):
             head = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             await send(head)
 
-    async def _fill_silence(self, send: Send) -> None:
+    async def _fill_silence(self, send: Send, keep_alive: float) -> None:
         """Sends a comment if no data was sent for ``keep_alive`` / 2 to ``keep_alive`` seconds.
 
         Polling adds little cost per token, unlike a deadline.
         """
         while True:
-            await asyncio.sleep(self._keep_alive / 2)
+            await asyncio.sleep(keep_alive / 2)
             if self._direct.is_idle and not self._sending:
                 await self._begin(send)
-                await send(_KEEP_ALIVE)
+                await send(_COMMENT)
             self._direct.is_idle = True
 
 

@@ -212,6 +212,8 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
         _check_generation(engine.override_generation_config)
     if server.ssl_cert_reqs and not (server.ssl_certfile and server.ssl_ca_certs):
         raise ConfigError("--ssl-cert-reqs needs --ssl-certfile and --ssl-ca-certs")
+    if server.ssl_ciphers and not server.ssl_certfile:
+        raise ConfigError("--ssl-ciphers needs --ssl-certfile")
     if engine.dtype not in ("auto", "float32", "bfloat16"):
         raise ConfigError(f"--dtype {engine.dtype}: must be auto, bfloat16 or float32")
     if server.system_start_date is not None:

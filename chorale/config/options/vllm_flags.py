@@ -136,7 +136,6 @@ _NO_EFFECT: tuple[Flag, ...] = (
     *_flags("no effect", "see --disable-uvicorn-access-log", "disable-access-log-for-endpoints"),
     *_flags("no effect", "calls are prevented by a grammar; the tools stay in the prompt",
             "exclude-tools-when-tool-choice-none", kind="bool"),
-    *_flags("no effect", "restart the server to load a new certificate", "enable-ssl-refresh", kind="bool"),
     *_flags("no effect", "set HF_TOKEN instead, so that the token is not visible in process lists",
             "hf-token"),
 )

@@ -26,7 +26,7 @@ from chorale.api.listening import BACKLOG, Stop, bind_sockets, stop_signals
 from chorale.config.engine import ServerConfig
 from chorale.machine.processes import quick_switching
 from chorale.serve.http.protocol import limited_protocol
-from chorale.serve.http.tls import check_tls
+from chorale.serve.http.tls import check_tls, refresh_tls
 
 if TYPE_CHECKING:
     from chorale.api.http.middleware import HttpMiddleware
@@ -101,6 +101,7 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         ssl_ca_certs=config.ssl_ca_certs,
         ssl_cert_reqs=config.ssl_cert_reqs,
         ssl_keyfile_password=os.environ.get(password_env) if password_env else None,
+        ssl_ciphers=config.ssl_ciphers or "TLSv1",  # uvicorn's default
     )
 
 
@@ -159,6 +160,7 @@ async def serve_app(
     stop = stop or Stop()
     check_tls(config)
     made = _uvicorn_config(_local_only(app, config), config)
+    made.load()
     server = _Server(made)
     listening = list(sockets) if sockets is not None else bind_sockets(config)
     if drain_grace is None:
@@ -171,6 +173,8 @@ async def serve_app(
                 asyncio.create_task(_announce(server, on_ready)),
                 asyncio.create_task(_drain(app, server, services, timeout, drain_grace, stop)),
             ]
+            if made.ssl is not None and config.enable_ssl_refresh:
+                helpers.append(asyncio.create_task(refresh_tls(made.ssl, config)))
             try:
                 await serving
                 await _finish(services, timeout, stop)

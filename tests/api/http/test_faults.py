@@ -38,6 +38,21 @@ async def test_invalid_requests_never_reach_the_engine(
         assert server.client.requests == []
 
 
+@pytest.mark.parametrize(
+    ("path", "data", "place"),
+    [(CHAT, {**ASK, "model": "nobody"}, "check_model"), ("/v1/models", {}, "starlette")],
+)
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_the_stack_of_an_error_is_logged_if_the_operator_wants_it(
+    path: str, data: Any, place: str, wanted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(scripted(TEXT), log_error_stack=wanted) as server:
+        await call(server.port, "POST", path, data)
+    logged = [record for record in caplog.records if record.exc_info]
+    assert len(logged) == wanted
+    assert all(place in str(record.exc_text) for record in logged)
+
+
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"])
 @pytest.mark.parametrize(
     ("body", "code"),

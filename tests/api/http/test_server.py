@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -22,8 +24,11 @@ from chorale.api.app import create_app
 from chorale.api.listening import bind_sockets
 from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
+from chorale.serve.http import tls
 from chorale.serve.http.server import _Server
+from chorale.serve.http.tls import check_tls
 from tests.support import PATIENCE
+from tests.support.event_loop import until
 from tests.support.raw_http import Probe, call, close_connections, connect, read_answer
 from tests.support.server import listening, make_state, probe_app, served
 
@@ -116,23 +121,19 @@ async def test_one_of_several_processes_leaves_the_unix_socket_to_the_others(soc
     assert os.path.exists(path)
 
 
-async def test_tls_serves_http_and_websockets_and_can_require_certificates(tmp_path: Path) -> None:
-    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
-    openssl = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "1",
-        "-subj",
-        "/CN=localhost",
-    ]
+def make_certificate(folder: Path, name: str) -> tuple[str, str]:
+    """Returns the files of a new key and its certificate for localhost."""
+    key, certificate = str(folder / f"{name}.key"), str(folder / f"{name}.pem")
+    subject = ["-days", "1", "-subj", "/CN=localhost"]
+    openssl = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *subject]
     made = subprocess.run([*openssl, "-keyout", key, "-out", certificate], capture_output=True, check=False)
     if made.returncode != 0:
         pytest.skip("no openssl to make a certificate with")
+    return key, certificate
+
+
+async def test_tls_serves_http_and_websockets_and_can_require_certificates(tmp_path: Path) -> None:
+    key, certificate = make_certificate(tmp_path, "one")
     context = ssl.create_default_context(cafile=certificate)
     async with served(ssl_keyfile=key, ssl_certfile=certificate, listens=True) as server:
         reader, writer = await asyncio.open_connection(
@@ -153,6 +154,39 @@ async def test_tls_serves_http_and_websockets_and_can_require_certificates(tmp_p
         assert not await answers(server.port, context)
         context.load_cert_chain(certificate, key)
         assert await answers(server.port, context)
+
+
+async def test_only_the_given_ciphers_are_used(tmp_path: Path) -> None:
+    key, certificate = make_certificate(tmp_path, "one")
+    context = ssl.create_default_context(cafile=certificate)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    files: dict[str, Any] = {"ssl_keyfile": key, "ssl_certfile": certificate}
+    async with served(**files, ssl_ciphers="ECDHE-RSA-AES256-GCM-SHA384", listens=True) as server:
+        context.set_ciphers("ECDHE-RSA-AES128-GCM-SHA256")
+        assert not await answers(server.port, context)
+        context.set_ciphers("ECDHE-RSA-AES256-GCM-SHA384")
+        assert await answers(server.port, context)
+    with pytest.raises(ConfigError, match="--ssl-ciphers NO-SUCH"):
+        check_tls(ServerConfig(**files, ssl_ciphers="NO-SUCH"))
+
+
+async def test_changed_certificates_are_used_once_key_and_certificate_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tls, "REFRESH_SECONDS", 0.02)
+    caplog.set_level(logging.INFO, tls.__name__)
+    key, certificate = make_certificate(tmp_path, "one")
+    new_key, new_certificate = make_certificate(tmp_path, "two")
+    old = ssl.create_default_context(cafile=certificate)
+    new = ssl.create_default_context(cafile=new_certificate)
+    files = {"ssl_keyfile": key, "ssl_certfile": certificate}
+    async with served(**files, enable_ssl_refresh=True, listens=True) as server:
+        shutil.copy(new_certificate, certificate)
+        await until(lambda: "TLS files are not used" in caplog.text, "the fault is logged")
+        assert await answers(server.port, old)
+        shutil.copy(new_key, key)
+        await until(lambda: "TLS files are in use" in caplog.text, "the new files are in use")
+        assert await answers(server.port, new)
 
 
 async def answers(port: int, context: ssl.SSLContext) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from chorale.api.http import stream
 from chorale.api.http.responses import EventStream, until_disconnect
 from chorale.api.http.sse import DONE, last_error
+from chorale.api.http.stream import KEEP_ALIVE
 from chorale.errors import QueueFullError
 from tests.support.raw_http import call
 from tests.support.scripted import scripted
@@ -37,8 +37,8 @@ class Wire:
     def body(self) -> bytes:
         return b"".join(message.get("body", b"") for message in self.sent)
 
-    async def play(self, stream: EventStream) -> None:
-        await stream({"type": "http"}, self.receive, self.send)
+    async def play(self, stream: EventStream, keep_alive: float = 0) -> None:
+        await stream({"type": "http", KEEP_ALIVE: keep_alive}, self.receive, self.send)
 
 
 async def count_to(number: int) -> AsyncGenerator[bytes]:
@@ -133,7 +133,7 @@ async def test_no_comment_is_sent_while_a_chunk_is_being_sent() -> None:
             await asyncio.sleep(0.3)
             assert others[-1] is message, "two messages at once"
 
-    await EventStream(count_to(1), keep_alive=0.04)({"type": "http"}, wire.receive, send)
+    await EventStream(count_to(1))({"type": "http", KEEP_ALIVE: 0.04}, wire.receive, send)
     assert len([each for each in others if not each.get("body", b"").startswith(b":")]) == 3
 
 
@@ -165,7 +165,7 @@ async def test_comments_are_sent_only_during_silence() -> None:
             await asyncio.sleep(0.01)
             yield b"t"
 
-    await wire.play(EventStream(source(), keep_alive=0.2))
+    await wire.play(EventStream(source()), 0.2)
     body = wire.body.replace(b": keep-alive\n\n", b"#")
     assert b"first#" in body
     assert body.count(b"#") <= 3
@@ -185,16 +185,26 @@ async def test_silence_before_the_first_chunk_starts_the_stream() -> None:
         yield b""
 
     wire = Wire()
-    await wire.play(EventStream(answering(), keep_alive=0.1))
+    await wire.play(EventStream(answering()), 0.1)
     assert [message["type"] for message in wire.sent].count("http.response.start") == 1
     assert wire.body.startswith(b": keep-alive\n\n")
     assert wire.body.endswith(b"first")
     wire = Wire()
-    await wire.play(EventStream(failing(), keep_alive=0.1, on_error=last_error))
+    await wire.play(EventStream(failing(), on_error=last_error), 0.1)
     assert [message["type"] for message in wire.sent].count("http.response.start") == 1
     assert b'"code":"rate_limit_exceeded"' in wire.body
     assert wire.body.endswith(DONE)
     assert wire.sent[-1]["more_body"] is False
+
+
+async def test_no_comment_is_sent_if_the_operator_turns_them_off() -> None:
+    async def source() -> AsyncGenerator[bytes]:
+        await asyncio.sleep(0.2)
+        yield b"first"
+
+    wire = Wire()
+    await wire.play(EventStream(source()), 0)
+    assert wire.body == b"first"
 
 
 @pytest.mark.parametrize(
@@ -211,12 +221,11 @@ async def test_silence_before_the_first_chunk_starts_the_stream() -> None:
     ],
 )
 async def test_every_streaming_endpoint_sends_comments_during_silence(
-    path: str, body: dict[str, Any], end: bytes, monkeypatch: pytest.MonkeyPatch
+    path: str, body: dict[str, Any], end: bytes
 ) -> None:
     """Before the first token, and between tokens that cause no event."""
-    monkeypatch.setattr(stream, "KEEP_ALIVE_SECONDS", 0.1)
     slow = scripted((200005, 17196, 200008, 13225, 200002), delay=0.12)
-    async with served(slow, listens=True) as server:
+    async with served(slow, sse_keep_alive_interval=0.1, listens=True) as server:
         answer = await call(server.port, "POST", path, {"model": "demo", "stream": True, **body})
         assert answer.status == 200
         assert answer.body.count(b": keep-alive\n\n") >= 2
