@@ -26,6 +26,19 @@ NO_STAGES = (
     "each layer between several GPUs, and --data-parallel-size runs an engine on each"
 )
 MOST_ENGINES = 64  # replicas of a server or of ``LLM``
+# gpt-oss has three efforts; other names of OpenAI's enum map to the nearest.
+EFFORTS: dict[str, Literal["low", "medium", "high"]] = {
+    "none": "low",
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
+DisabledEffort = Literal["auto", "none", "low", "medium", "high", "xhigh", "max"]
+# function: calls name declared functions; parameter: and their arguments satisfy the schemas
+StrictLevel = Literal["auto", "function", "parameter"]
 BrowserOption = Literal["none", "auto", "searxng", "exa", "you", "brave", "tavily", "offline"]
 PythonOption = Literal[
     "none", "auto", "gvisor", "docker", "podman", "bubblewrap", "wasm", "dangerously_use_uv"
@@ -189,6 +202,9 @@ class ServerConfig:
     responses_dialect: Literal["openai", "open-responses", "summary"] = "openai"  # form of reasoning
     max_background_responses: int = 256  # concurrent, over all HTTP processes
     default_reasoning_effort: Literal["low", "medium", "high"] = "medium"  # for requests without one
+    reasoning_effort_map: dict[str, str] = field(default_factory=dict)  # requested effort -> the one used
+    disabled_thinking_effort: DisabledEffort = "auto"  # of Messages with thinking disabled; auto: low
+    tool_strict_level: StrictLevel = "auto"  # what of each call a grammar enforces
     system_start_date: str | None = None  # pins "Current date" (YYYY-MM-DD)
     reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"
     tools: ToolConfig = ToolConfig()

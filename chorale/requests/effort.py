@@ -8,34 +8,35 @@ request does, and is removed from its message. The last of several counts. User 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import cast
 
+from chorale.config.engine import EFFORTS
 from chorale.errors import invalid
 from chorale.harmony.messages import ReasoningEffort
 
-# gpt-oss has three efforts; other names of OpenAI's enum map to the nearest.
-EFFORTS: dict[str, ReasoningEffort] = {
-    "none": "low",
-    "minimal": "low",
-    "low": "low",
-    "medium": "medium",
-    "high": "high",
-    "xhigh": "high",
-    "max": "high",
-}
 DEFAULT_EFFORT: ReasoningEffort = "medium"
 _LINE = re.compile(
     r"^[ \t]*reasoning:[ \t]*(low|medium|high)[ \t]*\r?(?:\n|\Z)", re.IGNORECASE | re.MULTILINE
 )
 
 
-def reasoning_effort(value: object, param: str, default: ReasoningEffort = DEFAULT_EFFORT) -> ReasoningEffort:
-    """``default``: used if the request has none. Raises ``RequestError`` for a name not in the enum."""
+def reasoning_effort(
+    value: object,
+    param: str,
+    default: ReasoningEffort = DEFAULT_EFFORT,
+    mapped: Mapping[str, str] = MappingProxyType({}),
+) -> ReasoningEffort:
+    """``default``: used if the request has none. ``mapped``: --reasoning-effort-map, for requested efforts.
+
+    Raises ``RequestError`` for a name not in the enum.
+    """
     if value is None:
         return default
     if not isinstance(value, str) or value not in EFFORTS:
         raise invalid(param, f"must be one of {', '.join(EFFORTS)}")
-    return EFFORTS[value]
+    return EFFORTS[mapped.get(value, value)]
 
 
 def take_effort(text: str) -> tuple[str, ReasoningEffort | None]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from chorale.config.engine import StrictLevel
 from chorale.errors import RequestError
 from chorale.grammar.constraint import Constraint, json_object, json_schema
 from chorale.grammar.frames import Call, Frames, raw_grammar, turn_grammar
@@ -82,7 +83,8 @@ class BuiltInTool:
 class TurnRules:
     """``raw``: the turn is a raw completion, whose answer begins with its first token.
 
-    ``described``: the prompt's description of the answer; ``calls_left``: built-in tools may still be called.
+    ``described``: the prompt's description of the answer; ``calls_left``: built-in tools may still be called;
+    ``strict_level``: what the operator wants enforced of each call, whatever the request says.
     """
 
     functions: Sequence[Function] = ()
@@ -93,6 +95,7 @@ class TurnRules:
     thinking_budget: int | None = None
     calls_left: bool = True
     raw: bool = False
+    strict_level: StrictLevel = "auto"
 
     @property
     def binds(self) -> bool:
@@ -100,6 +103,7 @@ class TurnRules:
         if self.answer is not None or self.thinking_budget is not None:
             return True
         bound = any(f.strict or f.text is not None for f in self.functions)
+        bound = bound or (bool(self.functions) and self.strict_level != "auto")
         return bound or (bool(self.functions or self.built_in) and not self.choice.is_open)
 
     @property
@@ -142,8 +146,9 @@ class TurnRules:
         )
 
     def _calls(self) -> tuple[Call, ...]:
-        choice, forced = self.choice, self.choice.mode == "required"
-        calls = [Call(f.name, _arguments(f, forced)) for f in self.functions if choice.may_call(f.name)]
+        choice = self.choice
+        checked = choice.mode == "required" or self.strict_level == "parameter"
+        calls = [Call(f.name, _arguments(f, checked)) for f in self.functions if choice.may_call(f.name)]
         used = [tool for tool in self.built_in if self.calls_left and choice.may_use(tool.key)]
         return (*calls, *(Call(tool.recipient, tool.arguments(), built_in=True) for tool in used))
 
@@ -181,9 +186,9 @@ class TurnRules:
 FREE = TurnRules()
 
 
-def _arguments(function: Function, forced: bool) -> Constraint | None:
-    """Returns the schema of a call's arguments, restricted to objects."""
-    if function.text is not None or not (forced or function.strict):
+def _arguments(function: Function, checked: bool) -> Constraint | None:
+    """Returns the schema of a call's arguments, restricted to objects, if they are checked."""
+    if function.text is not None or not (checked or function.strict):
         return function.text
     parameters = function.tool.parameters
     schema: dict[str, Any] = {"type": "object", "additionalProperties": False}

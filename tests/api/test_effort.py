@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from chorale.config.options.settings import merge
+from chorale.errors import ConfigError
 from tests.support.faces import FACES, ask
 from tests.support.scripted import FINAL, playing
 from tests.support.server import Server, served
@@ -47,3 +49,35 @@ async def test_a_line_of_the_instructions_overrides_the_default(face: str) -> No
         assert await shown(server, face) == "high"
         assert await shown(server, face, "Reasoning: low\nGo.") == "low"
         assert await shown(server, face, history=("Reasoning: low",)) == "high"  # no instructions
+
+
+@pytest.mark.parametrize(
+    ("face", "fields"),
+    [
+        ("chat", {"reasoning_effort": "high"}),
+        ("responses", {"reasoning": {"effort": "high"}}),
+        ("messages", {"output_config": {"effort": "high"}}),
+    ],
+)
+async def test_the_operator_s_map_applies_to_requested_efforts_only(
+    face: str, fields: dict[str, Any]
+) -> None:
+    mapped = {"high": "none", "low": "max"}
+    async with served(playing(FINAL + "ok<|return|>"), reasoning_effort_map=mapped) as server:
+        assert await shown(server, face, **fields) == "low"
+        assert await shown(server, face) == "medium"
+        assert await shown(server, face, "Reasoning: high\nGo.") == "high"
+
+
+@pytest.mark.parametrize(("given", "effort"), [("auto", "low"), ("none", "low"), ("medium", "medium")])
+async def test_the_operator_sets_the_effort_of_messages_without_thinking(given: str, effort: str) -> None:
+    disabled = {"thinking": {"type": "disabled"}}
+    async with served(playing(FINAL + "ok<|return|>"), disabled_thinking_effort=given) as server:
+        assert await shown(server, "messages", **disabled) == effort
+        assert await shown(server, "messages", output_config={"effort": "high"}, **disabled) == "high"
+
+
+@pytest.mark.parametrize("given", ['{"high": "huge"}', '{"huge": "high"}', '{"high": 1}', '["high"]'])
+def test_a_map_of_unknown_efforts_stops_the_start(given: str) -> None:
+    with pytest.raises(ConfigError, match="--reasoning-effort-map"):
+        merge(["--reasoning-effort-map", given], {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from chorale.api.chat.request import ChatRequest
@@ -46,6 +47,8 @@ async def prepare(state: ServerState, chat: ChatRequest, owner: bytes) -> TurnRe
     ``owner``: the digest of the caller's key. Running the turn closes the opened tools.
     """
     rules = await beside(lambda: read_rules(chat), heavy=_is_heavy(chat))
+    if not chat.continue_final_message:  # no grammar covers the rest of a message
+        rules = replace(rules, strict_level=state.config.tool_strict_level)
     asked = check_available(state.tools, built_in_tools(chat), rules)
     rules, tools = await open_tools(state.tool_host, asked, rules, num_choices=chat.n)
     try:
@@ -130,7 +133,8 @@ def conversation(
     """Returns system and developer messages (instructions, tools, output format), then the rest in order."""
     cleaned, said = take_efforts(messages)
     instructions, num_leading = split_instructions(cleaned)
-    effort = reasoning_effort(*chat.effort, said or state.config.default_reasoning_effort)
+    default = said or state.config.default_reasoning_effort
+    effort = reasoning_effort(*chat.effort, default, state.config.reasoning_effort_map)
     tools = [function.tool for function in rules.functions]
     head = prompt_head(
         state.config, effort, instructions, tools, rules.described, identity=chat.identity, box=box

@@ -12,6 +12,7 @@ from chorale.api.messages.convert import Converter, system_text
 from chorale.api.messages.request import CountRequest, MessagesRequest
 from chorale.api.messages.tools import read_tools
 from chorale.api.state import ServerState
+from chorale.config.engine import DisabledEffort, StrictLevel
 from chorale.errors import invalid, unsupported
 from chorale.harmony.messages import Conversation, Message
 from chorale.harmony.render import render_conversation
@@ -65,14 +66,15 @@ async def build_prompt(state: ServerState, request: CountRequest) -> Prompt:
 
 
 def _build_prompt(state: ServerState, request: CountRequest) -> Prompt:
-    rules = read_rules(request)
+    rules = read_rules(request, state.config.tool_strict_level)
     messages = Converter(state.vocab).convert(request.messages)
     tail = _continued(messages)
     if tail is not None:
         messages, rules = messages[:-1], _without_grammar(rules)
     instructions, said = take_effort(system_text(request.system) or "")
     default = said or state.config.default_reasoning_effort
-    effort = reasoning_effort(_effort(request), "output_config.effort", default)
+    asked = _effort(request, state.config.disabled_thinking_effort)
+    effort = reasoning_effort(asked, "output_config.effort", default, state.config.reasoning_effort_map)
     tools = [function.tool for function in rules.functions]
     head = prompt_head(state.config, effort, instructions, tools, rules.described)
     most = SIZES["prompt_tokens"].max
@@ -87,9 +89,9 @@ def _build_prompt(state: ServerState, request: CountRequest) -> Prompt:
     return Prompt(prompt, header, rules)
 
 
-def read_rules(request: CountRequest) -> TurnRules:
-    """Returns the constraints of the turn. Raises ``RequestError``."""
-    functions, choice = read_tools(request.tools or [], request.tool_choice)
+def read_rules(request: CountRequest, level: StrictLevel) -> TurnRules:
+    """Returns the constraints of the turn. ``level``: --tool-strict-level. Raises ``RequestError``."""
+    functions, choice = read_tools(request.tools or [], request.tool_choice, level)
     given = request.output_config.format if request.output_config is not None else None
     structured = read_format(given, "output_config.format")
     return TurnRules(
@@ -98,12 +100,19 @@ def read_rules(request: CountRequest) -> TurnRules:
         answer=structured.constraint,
         described=structured.described,
         thinking_budget=request.budget,
+        strict_level=level,
     )
 
 
-def _effort(request: CountRequest) -> str | None:
-    if request.effort is not None or request.budget is None:
-        return request.effort
+def _effort(request: CountRequest, disabled: DisabledEffort) -> str | None:
+    """Returns the requested effort, or the one that follows from ``thinking``."""
+    config, thinking = request.output_config, request.thinking
+    if config is not None and config.effort is not None:
+        return config.effort
+    if thinking is not None and thinking.type == "disabled":
+        return "low" if disabled == "auto" else disabled
+    if request.budget is None:
+        return None
     if request.budget < _LOW_BUDGET:
         return "low"
     return "high" if request.budget >= _HIGH_BUDGET else "medium"
@@ -125,7 +134,7 @@ def _continued(messages: list[Message]) -> Message | None:
 def _without_grammar(rules: TurnRules) -> TurnRules:
     """Drops the grammar that only ensures valid calls: a grammar covers a whole turn, not a continued one."""
     kept = [replace(function, text=None) for function in rules.functions]
-    rules = replace(rules, functions=kept)
+    rules = replace(rules, functions=kept, strict_level="auto")
     if rules.binds:
         raise unsupported(
             "messages", "an answer cannot be continued together with thinking, a format or tool_choice"

@@ -100,15 +100,6 @@ class CountRequest(SamplingFields):
     def budget(self) -> int | None:
         return None if self.thinking is None else self.thinking.budget_tokens
 
-    @property
-    def effort(self) -> str | None:
-        """Returns the requested effort, or the one that follows from ``thinking``."""
-        if self.output_config is not None and self.output_config.effort is not None:
-            return self.output_config.effort
-        if self.thinking is None:
-            return None
-        return "low" if self.thinking.type == "disabled" else None
-
 
 class MessagesRequest(CountRequest):
     max_tokens: Annotated[int, limits.number("max_tokens")]

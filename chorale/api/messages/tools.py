@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from chorale.api.messages.request import AnthropicToolChoice
+from chorale.config.engine import StrictLevel
 from chorale.errors import invalid, unsupported
 from chorale.grammar import constraint as make
 from chorale.requests.prompt import check_distinct, read_function
@@ -61,9 +62,12 @@ _SEARCH = "tool_search_tool"
 
 
 def read_tools(
-    tools: Sequence[Mapping[str, Any]], choice: AnthropicToolChoice | None
+    tools: Sequence[Mapping[str, Any]], choice: AnthropicToolChoice | None, level: StrictLevel
 ) -> tuple[list[Function], ToolChoice]:
-    """Reads tools and choice. Raises ``RequestError`` with the tool's index, or for an invalid choice."""
+    """Reads tools and choice. ``level``: --tool-strict-level.
+
+    Raises ``RequestError`` with the tool's index, or for an invalid choice.
+    """
     functions: list[Function] = []
     for position, tool in enumerate(tools):
         kind = tool.get("type")
@@ -72,7 +76,7 @@ def read_tools(
         functions.append(_read(tool, kind, f"tools[{position}]"))
     check_distinct([function.tool for function in functions], "tools")
     chosen = read_tool_choice(_choice(choice), functions, "tool_choice")
-    if chosen.mode != "required":
+    if chosen.mode != "required" and level != "parameter":  # else the schemas apply
         functions = [_objects(function) for function in functions]
     return functions, chosen
 

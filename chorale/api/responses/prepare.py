@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.owner import cache_salt
@@ -113,6 +114,8 @@ async def build_prompt(
         return tools, read_rules(request, tools)
 
     tools, rules = await beside(read, heavy=heavy)
+    if not request.continue_final_message:  # no grammar covers the rest of a message
+        rules = replace(rules, strict_level=state.config.tool_strict_level)
     _check_call_limit(request, rules)
     _check_continued(request, rules, own)
     asked = check_available(state.tools, asked, rules)
@@ -125,7 +128,8 @@ async def build_prompt(
             closed = items[:-1] if request.continue_final_message else items
             stripped = take_efforts(request.instructions, closed)
             default = stripped.effort or state.config.default_reasoning_effort
-            effort = reasoning_effort(request.effort, "reasoning.effort", default)
+            mapped = state.config.reasoning_effort_map
+            effort = reasoning_effort(request.effort, "reasoning.effort", default, mapped)
             ids, compaction = assemble(state, request, effort, tools, rules, box, stripped)
             prefill = _continue(items[-1].item, ids, state.vocab) if request.continue_final_message else ()
             return effort, ids, compaction, prefill

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from chorale.config.cache_dtype import cache_dtype
-from chorale.config.engine import DEMO, EngineConfig, ServerConfig, ToolConfig, check_ranks, check_sizes
+from chorale.config.engine import (
+    DEMO,
+    EFFORTS,
+    EngineConfig,
+    ServerConfig,
+    ToolConfig,
+    check_ranks,
+    check_sizes,
+)
 from chorale.config.model_names import full_name
 from chorale.config.options.compilation import LEVELS, MODES, read_compilation
 from chorale.config.options.flags import FLAGS
@@ -176,6 +184,15 @@ def _default_effort(given: Any) -> str:
     return str(effort)
 
 
+def _check_efforts(given: Any) -> None:
+    """Checks a map from names of efforts to names of efforts."""
+    names = [*given, *given.values()] if isinstance(given, dict) else [given]
+    if not all(isinstance(name, str) and name in EFFORTS for name in names):
+        raise ConfigError(
+            f"--reasoning-effort-map: must be a JSON object from efforts to efforts ({', '.join(EFFORTS)})"
+        )
+
+
 def _check_generation(given: Any) -> None:
     """Checks the ranges: those of the request fields, with ``max_tokens`` for ``max_new_tokens``."""
     if not isinstance(given, dict):
@@ -212,6 +229,7 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
         _check_generation(engine.override_generation_config)
     if server.ssl_cert_reqs and not (server.ssl_certfile and server.ssl_ca_certs):
         raise ConfigError("--ssl-cert-reqs needs --ssl-certfile and --ssl-ca-certs")
+    _check_efforts(server.reasoning_effort_map)
     if server.ssl_ciphers and not server.ssl_certfile:
         raise ConfigError("--ssl-ciphers needs --ssl-certfile")
     if engine.dtype not in ("auto", "float32", "bfloat16"):

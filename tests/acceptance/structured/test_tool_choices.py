@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.faces import WAYS, Outcome, ask
+from tests.support.faces import FACES, WAYS, Outcome, ask
 from tests.support.grammar.schema_cases import BIAS, obj, valid
 from tests.support.grammar.structured import answering, run
 from tests.support.local_client import LocalClient
-from tests.support.server import VOCAB, Server
+from tests.support.scripted import FINAL, playing
+from tests.support.server import VOCAB, Server, served
 
 SCHEMAS = {
     "get": obj(city={"type": "string", "maxLength": 8}, n={"type": "integer", "minimum": 0, "maximum": 9}),
@@ -75,13 +76,15 @@ LURES = {
 } | {str(token): 9.0 for token in VOCAB.encode_with_special(' to=functions.get<|channel|>commentary{"}')}
 
 
-def sixteen(client: LocalClient, one: Callable[[Server, int], Awaitable[Outcome]]) -> list[Outcome]:
-    """Returns the answers for sixteen seeds."""
+def sixteen(
+    client: LocalClient, one: Callable[[Server, int], Awaitable[Outcome]], **options: Any
+) -> list[Outcome]:
+    """Returns the answers for sixteen seeds. ``options``: fields of ``ServerConfig``."""
 
     async def main(server: Server) -> Any:
         return await asyncio.gather(*(one(server, seed) for seed in range(16)))
 
-    found: list[Outcome] = run(client, main)
+    found: list[Outcome] = run(client, main, **options)
     return found
 
 
@@ -106,3 +109,34 @@ def test_allowed_tools_with_mode_auto_close_the_others(client: LocalClient) -> N
         return await ask(server, "responses", functions=FUNCTIONS, **choice, **fields)
 
     assert {name for found in sixteen(client, one) for name, _ in found.calls} == {"ping"}
+
+
+@pytest.mark.parametrize("level", ["function", "parameter"])
+@pytest.mark.parametrize("face", FACES)
+def test_the_level_of_the_operator_binds_all_calls(client: LocalClient, face: str, level: str) -> None:
+    """``strict`` is not in the request. At the level "function" the arguments are any text."""
+
+    async def one(server: Server, seed: int) -> Outcome:
+        fields = {"seed": seed, "logit_bias": LURES | BIAS, "max_tokens": 200}
+        return await ask(server, face, functions=FUNCTIONS, **fields)
+
+    found = sixteen(client, one, tool_strict_level=level)
+    called = [call for each in found if each.finish != "length" for call in each.calls]
+    assert len(called) >= 2
+    for name, arguments in called:
+        assert name in SCHEMAS
+        if level == "parameter":
+            check_call(name, arguments, set(SCHEMAS))
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_the_level_needs_functions_and_a_new_message(face: str) -> None:
+    more = {} if face == "messages" else {"continue_final_message": True}
+    client = playing(FINAL + "ok<|return|>")
+    async with served(client, tool_strict_level="parameter") as server:
+        await ask(server, face, functions=FUNCTIONS)
+        assert client.requests[-1].sampling.grammar
+        await ask(server, face)
+        assert not client.requests[-1].sampling.grammar
+        await ask(server, face, functions=FUNCTIONS, history=("2 + 2?", ("assistant", "It is", "")), **more)
+        assert not client.requests[-1].sampling.grammar

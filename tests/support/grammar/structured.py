@@ -41,5 +41,9 @@ def answering(client: Any, **options: Any) -> AbstractAsyncContextManager[Server
     return served(client, names=("demo",), system_start_date="2026-01-02", **options)
 
 
-def run(client: Any, main: Callable[[Server], Awaitable[Any]], seconds: float = PATIENCE) -> Any:
-    return with_server(client, main, seconds=seconds, names=("demo",), system_start_date="2026-01-02")
+def run(
+    client: Any, main: Callable[[Server], Awaitable[Any]], seconds: float = PATIENCE, **options: Any
+) -> Any:
+    """``options``: fields of ``ServerConfig``."""
+    named = {"names": ("demo",), "system_start_date": "2026-01-02", **options}
+    return with_server(client, main, seconds=seconds, **named)
