@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from chorale.api.usage import ShownMetrics
 from chorale.client.base import EngineClient
 from chorale.client.shares import Shares
 from chorale.config.engine import ServerConfig, owner_name
@@ -16,6 +17,7 @@ from chorale.jobs.leases import Leases
 from chorale.tools.pdf.reader import PdfReader
 from chorale.tracing.context import recording
 from chorale.turns.built_in.open import ToolHost
+from chorale.version import __version__
 
 if TYPE_CHECKING:
     from chorale.api.telemetry.metrics import Metrics
@@ -57,6 +59,22 @@ class ServerState:
     @property
     def tool_host(self) -> ToolHost:
         return ToolHost(self.tools, self.grammars, self.metrics.tool_called)
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Returns ``system_fingerprint``, or None if answers have none. Raises ``EngineLoadingError``."""
+        mode = self.config.fingerprint_mode
+        if mode in ("custom", "none"):
+            return self.config.fingerprint_value
+        info, engines = self.client.info, self.config.data_parallel_size
+        sizes = {"tp": info.tensor_parallel_size, "dp": engines} if mode == "full" else {}
+        several = [f"{name}{size}" for name, size in sizes.items() if size > 1]
+        return "-".join(filter(None, ["chorale", __version__, *several, info.fingerprint]))
+
+    def shown_metrics(self, *, asked: bool = False) -> ShownMetrics:
+        """``asked``: the request asks for the times. Raises ``EngineLoadingError``."""
+        drafts = self.client.info.num_speculative_tokens
+        return ShownMetrics(self.config.request_metrics or asked, self.config.spec_decode_metrics, drafts)
 
     def owner(self, digest: bytes) -> Owner:
         """Returns the owner of a request. ``digest``: the API key's digest, b"" without keys."""

@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from chorale.config.engine import DraftMetrics
 from chorale.turns.events import TurnEnded, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ShownMetrics:
+    """What ``metrics`` of an answer contains. ``most_drafts``: of the engine; 0: no speculative decoding."""
+
+    times: bool
+    drafts: DraftMetrics
+    most_drafts: int
+
+    @property
+    def any(self) -> bool:
+        return self.times or (self.drafts != "none" and self.most_drafts > 0)
+
+
+NO_METRICS = ShownMetrics(times=False, drafts="none", most_drafts=0)
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -19,30 +37,61 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def closing_fields(ends: Sequence[Sequence[TurnEnded]], *, metrics: bool) -> dict[str, Any]:
+def closing_fields(ends: Sequence[Sequence[TurnEnded]], *, metrics: ShownMetrics) -> dict[str, Any]:
     """Returns the total ``usage``, and vLLM's ``metrics`` if requested and there is a single choice."""
     usage = of_prompts(of_choices([end.usage for end in row]) for row in ends)
     fields: dict[str, Any] = {"usage": usage_object(usage)}
-    if metrics and len(ends) == len(ends[0]) == 1:
-        fields["metrics"] = metrics_object(ends[0][0])
+    if metrics.any and len(ends) == len(ends[0]) == 1:
+        fields["metrics"] = metrics_object(ends[0][0], metrics)
     return fields
 
 
-def metrics_object(ended: TurnEnded) -> dict[str, float | None] | None:
-    """Returns times and rates as vLLM defines them, or None if the turn has no timings."""
+def metrics_object(ended: TurnEnded, shown: ShownMetrics) -> dict[str, Any] | None:
+    """Returns times, rates and drafts as vLLM defines them, or None if the turn has no timings.
+
+    What is not shown is null.
+    """
     times, count = ended.timings, ended.usage.output_tokens
     if times is None:
         return None
+    drafts = {"speculative_decoding": _drafts_object(times.drafts, shown)}
+    if not shown.times:
+        return dict.fromkeys(_TIMES) | drafts
     decode = 1000 * (times.last_token - times.first_token)
     elapsed = times.last_token - times.first_scheduled
-    return {
-        "time_to_first_token_ms": 1000 * (times.first_token - times.first_scheduled),
-        "generation_time_ms": decode,
-        "queue_time_ms": 1000 * (times.first_scheduled - times.arrival),
-        "mean_itl_ms": decode / (count - 1) if count > 1 else None,
-        "tokens_per_second": count / elapsed if elapsed > 0 else None,
-        "speculative_decoding": None,
+    values = (
+        1000 * (times.first_token - times.first_scheduled),
+        decode,
+        1000 * (times.first_scheduled - times.arrival),
+        decode / (count - 1) if count > 1 else None,
+        count / elapsed if elapsed > 0 else None,
+    )
+    return dict(zip(_TIMES, values, strict=True)) | drafts
+
+
+_TIMES = (
+    "time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second",
+)  # fmt: skip
+
+
+def _drafts_object(steps: bytes, shown: ShownMetrics) -> dict[str, Any] | None:
+    """``steps``: ``ChunkTimings.drafts``."""
+    if shown.drafts == "none" or not shown.most_drafts:
+        return None
+    drafted, accepted = steps[::2], steps[1::2]
+    num_steps, num_drafted, num_accepted = len(drafted), sum(drafted), sum(accepted)
+    found: dict[str, Any] = {
+        "mean_acceptance_length": 1 + num_accepted / num_steps if num_steps else 1.0,
+        "draft_acceptance_rate": num_accepted / num_drafted if num_drafted else 0.0,
+        "acceptance_histogram": [accepted.count(number) for number in range(shown.most_drafts + 1)],
+        "num_spec_steps": num_steps,
+        "num_accepted_draft_tokens": num_accepted,
+        "num_draft_tokens": num_drafted,
+        "num_spec_tokens": shown.most_drafts,
     }
+    if shown.drafts == "detailed":
+        found |= {"per_step_accepted": list(accepted), "per_step_drafted": list(drafted)}
+    return found
 
 
 def of_choices(usages: Sequence[Usage]) -> Usage:

@@ -37,6 +37,8 @@ EFFORTS: dict[str, Literal["low", "medium", "high"]] = {
     "max": "high",
 }
 DisabledEffort = Literal["auto", "none", "low", "medium", "high", "xhigh", "max"]
+DraftMetrics = Literal["none", "summary", "detailed"]
+FingerprintMode = Literal["full", "hash", "custom", "none"]
 # function: calls name declared functions; parameter: and their arguments satisfy the schemas
 StrictLevel = Literal["auto", "function", "parameter"]
 BrowserOption = Literal["none", "auto", "searxng", "exa", "you", "brave", "tavily", "offline"]
@@ -159,6 +161,9 @@ class ServerConfig:
     unknown_fields: Literal["warn", "refuse"] = "warn"  # listed in the answer's header, or an error
     force_usage: bool = False  # every chunk of a stream contains the usage
     request_metrics: bool = False  # answers contain the request's timings
+    spec_decode_metrics: DraftMetrics = "none"  # answers contain the acceptance of their drafts
+    fingerprint_mode: FingerprintMode = "full"  # of ``system_fingerprint``
+    fingerprint_value: str | None = None  # for the mode custom
     tokens_as_ids: bool = False  # log-probabilities name tokens as token_id:ID
     allowed_origins: tuple[str, ...] = ()  # CORS is off while empty
     allowed_methods: tuple[str, ...] = ("GET", "POST", "DELETE", "OPTIONS")

@@ -22,6 +22,7 @@ def timings(sequence: Sequence, last_token: float) -> ChunkTimings:
         sequence.first_token,
         last_token,
         sequence.num_preemptions,
+        bytes(sequence.draft_steps),
     )
 
 

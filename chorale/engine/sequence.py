@@ -52,9 +52,10 @@ class Sequence:
     """Tokens, status and row of one choice. ``RowTable`` holds how many of its tokens are computed."""
 
     __slots__ = (
-        "account", "block_hashes", "blocks", "drafts", "first_scheduled", "first_token", "has_loaded",
-        "index", "is_batch", "key", "load", "max_len", "num_preemptions", "num_prompt", "output", "request",
-        "request_id", "row", "sampling", "seed", "status", "stop_ids", "tokens_to_compute",
+        "account", "block_hashes", "blocks", "draft_steps", "drafts", "first_scheduled", "first_token",
+        "has_loaded", "index", "is_batch", "key", "load", "max_len", "num_preemptions", "num_prompt",
+        "output", "request", "request_id", "row", "sampling", "seed", "status", "stop_ids",
+        "tokens_to_compute",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +87,7 @@ class Sequence:
         self.first_scheduled = 0.0
         self.first_token = 0.0
         self.num_preemptions = 0
+        self.draft_steps = bytearray()  # see ``ChunkTimings.drafts``
 
     def __repr__(self) -> str:
         return f"<{self.request_id}/{self.index} {self.status.name} row {self.row} +{len(self.output)}>"

@@ -135,6 +135,7 @@ class ChunkTimings(msgspec.Struct, frozen=True, array_like=True):
     first_token: float
     last_token: float
     num_preemptions: int
+    drafts: bytes = b""  # two bytes for each verified draft: its tokens, and the accepted ones
 
 
 class TokenChunk(msgspec.Struct, array_like=True, gc=False):

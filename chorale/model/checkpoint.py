@@ -7,6 +7,7 @@ file and tensor.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from chorale.model.safetensors_file import DTYPES, SafetensorsFile, check_name
 
 INDEX_NAME = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 16 * 2**20
+_SAMPLE_BYTES = 1024
 
 
 class Checkpoint:
@@ -61,6 +63,20 @@ class Checkpoint:
     @property
     def num_bytes(self) -> int:
         return sum(entry.end - entry.begin for file in self.files for entry in file.entries.values())
+
+
+def digest_weights(folder: Path) -> bytes:
+    """Return a hash of config.json and of a sample of each tensor.
+
+    A fine-tune changes nearly all bytes of the tensors that it touches, so a sample finds it.
+    """
+    files, where = open_files(_weights_folder(folder))
+    found = hashlib.sha256((folder / "config.json").read_bytes())
+    for name, file in sorted(where.items()):
+        found.update(f"\n{name} {file.entries[name]}\n".encode() + file.sample(name, _SAMPLE_BYTES))
+    for file in files:
+        file.release()
+    return found.digest()
 
 
 def _weights_folder(folder: Path) -> Path:

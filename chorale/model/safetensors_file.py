@@ -74,6 +74,12 @@ class SafetensorsFile:
         count = math.prod(entry.shape)
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=start).view(entry.shape)
 
+    def sample(self, name: str, count: int) -> bytes:
+        """Return at most ``count`` bytes from the middle of a tensor."""
+        start, end = self.span(name)
+        begin = max(start, (start + end - count) // 2)
+        return self._map[begin : min(end, begin + count)]
+
     def release(self) -> None:
         """Release the memory of pages that were read; they are loaded again on the next read. Pages of
         tensors that were copied would otherwise stay in this process."""

@@ -58,6 +58,11 @@ class Usage:
     def total_tokens(self) -> int:
         return self.input_tokens + self.output_tokens
 
+    @property
+    def tool_output_tokens(self) -> int:
+        """Returns the tokens that built-in tools, and the frames of their results, added to the prompt."""
+        return self.later_input_tokens - self.later_cached_tokens
+
     def copy(self) -> Usage:
         return replace(self)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from chorale.api.usage import of_choices, of_prompts, usage_object
-from chorale.turns.events import Usage
+from chorale.api.usage import ShownMetrics, metrics_object, of_choices, of_prompts, usage_object
+from chorale.engine.types import ChunkTimings
+from chorale.turns.events import TurnEnded, Usage
 
 # The same prompt of 20 tokens, of which the cache had 4 for the first choice and 16 for the second. Each had
 # a second round after a tool, with prompts of 5 and 7 further tokens.
@@ -59,3 +60,35 @@ def test_the_usage_object_has_openais_names() -> None:
         "prompt_tokens_details": {"cached_tokens": 18},
         "completion_tokens_details": {"reasoning_tokens": 2},
     }
+
+
+STEPS = bytes((4, 4, 4, 0, 2, 1))  # three drafts: their tokens, and the accepted ones
+
+
+def test_the_metrics_of_drafts_are_vllms() -> None:
+    ended = TurnEnded("stop", WARM, timings=ChunkTimings(0, 1, 2, 3, 0, STEPS))
+    found = metrics_object(ended, ShownMetrics(times=False, drafts="detailed", most_drafts=4))
+    assert found is not None
+    assert found.pop("speculative_decoding") == {
+        "mean_acceptance_length": pytest.approx(1 + 5 / 3),
+        "draft_acceptance_rate": 0.5,
+        "acceptance_histogram": [1, 1, 0, 0, 1],
+        "num_spec_steps": 3,
+        "num_accepted_draft_tokens": 5,
+        "num_draft_tokens": 10,
+        "num_spec_tokens": 4,
+        "per_step_accepted": [4, 0, 1],
+        "per_step_drafted": [4, 4, 2],
+    }
+    assert set(found.values()) == {None}
+
+
+@pytest.mark.parametrize(("drafts", "most"), [("none", 4), ("detailed", 0)])
+def test_drafts_are_null_unless_wanted_and_possible(drafts: str, most: int) -> None:
+    ended = TurnEnded("stop", WARM, timings=ChunkTimings(0, 1, 2, 3, 0))
+    shown = ShownMetrics(times=True, drafts=drafts, most_drafts=most)  # type: ignore[arg-type]
+    found = metrics_object(ended, shown)
+    assert found is not None
+    assert found["speculative_decoding"] is None
+    assert found["queue_time_ms"] == 1000
+    assert not ShownMetrics(times=False, drafts=drafts, most_drafts=most).any  # type: ignore[arg-type]

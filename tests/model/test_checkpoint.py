@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from chorale.errors import CheckpointError
 from chorale.kernels import select_ops
-from chorale.model.checkpoint import INDEX_NAME, Checkpoint
+from chorale.model.checkpoint import INDEX_NAME, Checkpoint, digest_weights
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.layouts import Layout, tensor_specs
@@ -432,3 +432,12 @@ def test_a_pipe_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError):
         SafetensorsFile(tmp_path / "model.safetensors")
+
+
+def test_the_digest_of_the_weights_names_the_model_and_not_the_folder(pristine: Path, folder: Path) -> None:
+    assert digest_weights(folder) == digest_weights(pristine)
+    edit(folder, lambda tensors: tensors.update({name: value + 1 for name, value in [min(tensors.items())]}))
+    tuned = digest_weights(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rope_theta": 1.0}))
+    assert len({digest_weights(pristine), tuned, digest_weights(folder)}) == 3

@@ -9,6 +9,7 @@ from typing import Any
 from chorale.api.chat.request import ChatRequest
 from chorale.api.logprobs import LogprobsWriter
 from chorale.api.state import ServerState
+from chorale.api.usage import ShownMetrics
 from chorale.ids import new_completion_id
 from chorale.turns.events import EndReason, ItemOpened, TurnEnded
 
@@ -24,7 +25,8 @@ class Answer:
     num_logprobs: int | None
     logprobs: LogprobsWriter
     return_token_ids: bool
-    with_metrics: bool
+    metrics: ShownMetrics
+    fingerprint: str | None
     legacy_call: bool  # the request has ``functions``, so return ``function_call``
     id: str = field(default_factory=lambda: new_completion_id("chatcmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
@@ -39,13 +41,14 @@ class Answer:
             num_logprobs=chat.num_logprobs,
             logprobs=LogprobsWriter(state.vocab, chat.return_tokens_as_token_ids),
             return_token_ids=chat.return_token_ids,
-            with_metrics=state.config.request_metrics,
+            metrics=state.shown_metrics(),
+            fingerprint=state.fingerprint,
             legacy_call=bool(chat.functions) and not chat.tools,
         )
 
     def completion(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """Returns the top-level fields of a chunk or of the body."""
-        return {
+        fields = {
             "id": self.id,
             "object": kind,
             "created": self.created,
@@ -53,6 +56,7 @@ class Answer:
             "choices": choices,
             "service_tier": "default",
         }
+        return fields if self.fingerprint is None else {**fields, "system_fingerprint": self.fingerprint}
 
     def finish_reason(self, ended: TurnEnded) -> str:
         reason = FINISH[ended.reason]

@@ -21,11 +21,11 @@ def chat_body(answer: Answer, folds: Sequence[Fold], turn: TurnRequest) -> dict[
         for index, fold in enumerate(folds)
     ]
     body = answer.completion("chat.completion", choices)
-    body |= closing_fields([ends], metrics=answer.with_metrics)
-    if ends[0].prompt_logprobs is not None:
-        body["prompt_logprobs"] = answer.logprobs.prompt(ends[0].prompt_logprobs)
-    if answer.return_token_ids:
-        body["prompt_token_ids"] = turn.prompt_token_ids
+    body |= closing_fields([ends], metrics=answer.metrics)
+    scored = ends[0].prompt_logprobs
+    # Clients of vLLM read these keys, and its answers always have them.
+    body["prompt_logprobs"] = None if scored is None else answer.logprobs.prompt(scored)
+    body["prompt_token_ids"] = turn.prompt_token_ids if answer.return_token_ids else None
     return body
 
 
@@ -36,9 +36,8 @@ def _choice(answer: Answer, index: int, fold: Fold, ended: TurnEnded) -> dict[st
         "logprobs": _logprobs(answer, fold),
         "finish_reason": answer.finish_reason(ended),
         "stop_reason": ended.stop_reason,
+        "token_ids": list(ended.output_token_ids) if answer.return_token_ids else None,
     }
-    if answer.return_token_ids:
-        choice["token_ids"] = list(ended.output_token_ids)
     return choice
 
 

@@ -227,4 +227,4 @@ class ChunkWriter:
 
 def usage_event(answer: Answer, ends: list[TurnEnded]) -> bytes:
     """Returns the last chunk of a stream with ``include_usage``: no choices, the total usage."""
-    return event(answer.completion(_CHUNK, []) | closing_fields([ends], metrics=answer.with_metrics))
+    return event(answer.completion(_CHUNK, []) | closing_fields([ends], metrics=answer.metrics))

@@ -52,7 +52,8 @@ async def create(state: ServerState, request: Request) -> Response:
     completion.take_defaults(state.config)
     check_model(state, completion.model)
     prepared = await prepare_turns(state, completion, request.state.owner)
-    text = TextAnswer(state.model_names[0], completion, state.vocab, state.config.request_metrics)
+    shown = state.shown_metrics()
+    text = TextAnswer(state.model_names[0], completion, state.vocab, shown, state.fingerprint)
     name_response(text.id)
     if completion.stream:
         return EventStream(stream_text(state, prepared, text), on_error=last_error)
@@ -157,7 +158,7 @@ def _text_body(
         for index, (fold, ended) in enumerate(zip(of_prompt, ends[-1], strict=True)):
             text = ChoiceText(answer, one.prompt, position * completion.n + index)
             choices.append(body_choice(text, fold, ended) | expert_field(one.turn, ended))
-    return answer.object(choices) | closing_fields(ends, metrics=answer.with_metrics)
+    return answer.object(choices) | closing_fields(ends, metrics=answer.metrics)
 
 
 async def stream_text(
@@ -202,4 +203,4 @@ def _conclusion(writers: list[list[TextChunkWriter]], answer: TextAnswer) -> byt
         return last_error(errors[0])
     if not wants_usage(answer.request.stream_options):
         return DONE
-    return event(answer.object([]) | closing_fields(ends, metrics=answer.with_metrics)) + DONE
+    return event(answer.object([]) | closing_fields(ends, metrics=answer.metrics)) + DONE

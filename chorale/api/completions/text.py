@@ -11,7 +11,7 @@ from chorale.api.completions.request import CompletionPrompt, CompletionRequest
 from chorale.api.fields import wants_continuous_usage, wants_usage
 from chorale.api.http.sse import PLACEHOLDER, Template, event
 from chorale.api.logprobs import LogprobsWriter
-from chorale.api.usage import usage_object
+from chorale.api.usage import ShownMetrics, usage_object
 from chorale.engine.types import TokenLogprobs
 from chorale.harmony.text import TextDecoder
 from chorale.harmony.vocab import Vocabulary
@@ -37,7 +37,8 @@ class TextAnswer:
     model: str
     request: CompletionRequest
     vocab: Vocabulary
-    with_metrics: bool
+    metrics: ShownMetrics
+    fingerprint: str | None
     id: str = field(default_factory=lambda: new_completion_id("cmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -53,6 +54,8 @@ class TextAnswer:
             "model": self.model,
             "choices": choices,
         }
+        if self.fingerprint is not None:
+            body["system_fingerprint"] = self.fingerprint
         if usage is not None or wants_usage(self.request.stream_options):
             body["usage"] = usage
         return body
@@ -126,11 +129,11 @@ def body_choice(text: ChoiceText, fold: Fold, ended: TurnEnded) -> dict[str, Any
         texts.append(item.text)
         lists.append(text.logprobs(item.content_token_ids, item.logprobs))
     choice = text.choice("".join(texts), _joined(lists), ended)
-    if request.prompt_logprobs is not None and ended.prompt_logprobs is not None:
-        choice["prompt_logprobs"] = text.answer.writer.prompt(ended.prompt_logprobs)
-    if request.return_token_ids:
-        choice["prompt_token_ids"] = text.prompt.token_ids
-        choice["token_ids"] = list(ended.output_token_ids)
+    scored = ended.prompt_logprobs if request.prompt_logprobs is not None else None
+    # Clients of vLLM read these keys, and its answers always have them.
+    choice["prompt_logprobs"] = None if scored is None else text.answer.writer.prompt(scored)
+    choice["prompt_token_ids"] = text.prompt.token_ids if request.return_token_ids else None
+    choice["token_ids"] = list(ended.output_token_ids) if request.return_token_ids else None
     return choice
 
 

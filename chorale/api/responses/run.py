@@ -82,7 +82,7 @@ class Run:
             request.top_logprobs,
             hide_reasoning=not request.include_reasoning,
             include=request.include,
-            with_metrics=state.config.request_metrics or "metrics" in request.include,
+            metrics=state.shown_metrics(asked="metrics" in request.include),
         )
         self.acts = False  # a tool with possible side effects was started
         self._turn: AsyncGenerator[list[OutputEvent]] | None = None

@@ -229,6 +229,8 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
         _check_generation(engine.override_generation_config)
     if server.ssl_cert_reqs and not (server.ssl_certfile and server.ssl_ca_certs):
         raise ConfigError("--ssl-cert-reqs needs --ssl-certfile and --ssl-ca-certs")
+    if (server.fingerprint_mode == "custom") != bool(server.fingerprint_value):
+        raise ConfigError("--fingerprint-mode custom and --fingerprint-value must be given together")
     _check_efforts(server.reasoning_effort_map)
     if server.ssl_ciphers and not server.ssl_certfile:
         raise ConfigError("--ssl-ciphers needs --ssl-certfile")

@@ -216,6 +216,15 @@ SERVER_FLAGS = (
          "include usage in every stream chunk of Chat Completions and Completions, even if not requested"),
     Flag("enable-per-request-metrics", "bool", "server.request_metrics",
          "include timings (metrics) in answers with one choice (not in Messages)"),
+    Flag("per-request-spec-decode-metrics", "str", "server.spec_decode_metrics",
+         "include the acceptance of drafts (metrics.speculative_decoding) in answers with one choice; "
+         "detailed: also of each step", choices=("none", "summary", "detailed")),
+    Flag("fingerprint-mode", "str", "server.fingerprint_mode",
+         "system_fingerprint of answers: full (version, replicas, ranks, hash of all that changes answers), "
+         "hash (without replicas and ranks), custom (--fingerprint-value) or none",
+         choices=("full", "hash", "custom", "none")),
+    Flag("fingerprint-value", "str", "server.fingerprint_value",
+         "system_fingerprint of answers with --fingerprint-mode custom"),
     Flag("return-tokens-as-token-ids", "bool", "server.tokens_as_ids",
          "write tokens as token_id:ID in log-probabilities, unless the request says otherwise"),
     Flag("allowed-origins", "json", "server.allowed_origins",

@@ -172,6 +172,7 @@ class Committer:
             num_accepted = num_kept if has_failed else num_kept - 1
             self.num_accepted_tokens += num_accepted
             self.accepted_lengths[num_accepted] += 1
+            sequence.draft_steps += bytes((int(num_drafts[entry]), num_accepted))
             has_ended = self._take_tokens(sequence, tokens, entry, result, now)
             samples[entry] = has_failed and not has_ended
             if not has_failed and not has_ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import uuid
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.types import GrammarService
 from chorale.errors import ChoraleError
 from chorale.kernels.triton.precompile.pool import CompilePool
+from chorale.machine.facts import version_of
 from chorale.machine.hardware import available_memory
+from chorale.model.checkpoint import digest_weights
 from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_head, resolve_model
 from chorale.parallel.executor import RankedExecutor
@@ -151,7 +154,7 @@ def _build_on(rank_device: RankDevice, start: _Start) -> tuple[EngineCore, Engin
     )
     phases.end()
     links = "" if ranks is None else ranks.links()
-    return core, _info(start.config, start.model, found, rank_device, links, phases.seconds)
+    return core, _info(start.config, start.folder, start.model, found, rank_device, links, phases.seconds)
 
 
 def make_drafter(config: SpeculativeConfig | None) -> PlanningDrafter | None:
@@ -170,8 +173,26 @@ def make_drafter(config: SpeculativeConfig | None) -> PlanningDrafter | None:
     return HeadDrafter(config.num_speculative_tokens, MOST_DRAFTING_ROWS)
 
 
+def _fingerprint(
+    config: EngineConfig, folder: Path, found: BuiltRank, rank_device: RankDevice, sampling: dict[str, float]
+) -> str:
+    """Returns a hash of the weights, torch, the device, the number formats and the sampling defaults.
+
+    Drafts and limits are left out because they change no answer; Chorale's version and the number of ranks
+    because the server shows them.
+    """
+    resolved = found.resolved
+    facts = [
+        *(version_of("torch"), version_of("triton"), rank_device.hardware.name),
+        *(resolved.dtype, resolved.kv_dtype, str(found.model.ops), resolved.int8),
+        *(config.moe_activation_dtype, config.enable_expert_parallel, sorted(sampling.items())),
+    ]
+    return hashlib.sha256(digest_weights(folder) + repr(facts).encode()).hexdigest()[:8]
+
+
 def _info(
     config: EngineConfig,
+    folder: Path,
     model: ModelConfig,
     found: BuiltRank,
     rank_device: RankDevice,
@@ -185,6 +206,7 @@ def _info(
     return EngineInfo(
         model=config.model,
         revision=config.revision,
+        fingerprint=_fingerprint(config, folder, found, rank_device, sampling),
         engine_id=uuid.uuid4().hex[:16],
         max_model_len=limits.max_model_len,
         max_num_seqs=limits.max_num_seqs,

@@ -54,7 +54,9 @@ class Emitter:
         if chunk.num_cached_tokens and not self.sampled:
             self.usage.cached_tokens = chunk.num_cached_tokens
         if chunk.timings is not None:
-            self._timings = replace(self._timings or chunk.timings, last_token=chunk.timings.last_token)
+            first, last = self._timings or chunk.timings, chunk.timings
+            before = b"" if self._timings is None else self._timings.drafts
+            self._timings = replace(first, last_token=last.last_token, drafts=before + last.drafts)
         if chunk.prompt_logprobs is not None:
             self.prompt_logprobs = tuple(chunk.prompt_logprobs)
         if chunk.routed_experts is not None and self.routed_experts is not None:

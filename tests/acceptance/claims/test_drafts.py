@@ -15,7 +15,7 @@ from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.serve.engine.build import build_engine
 from tests.support.local_client import LocalClient
 from tests.support.runtime import with_drafter
-from tests.support.server import Server, with_server
+from tests.support.server import Server, served, with_server
 
 ENGINE: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 8, "num_threads": 1}
 CHATS: list[dict[str, Any]] = [
@@ -100,3 +100,18 @@ def test_drafts_of_the_demos_head_change_no_answer(expected: list[Any]) -> None:
     check_same(found, expected)
     committer = core._scheduler.committer
     assert committer.num_accepted_tokens > max(50, 0.2 * committer.num_draft_tokens)
+
+
+async def test_the_drafts_of_one_answer_add_up_to_those_of_the_engine() -> None:
+    speculation = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
+    client = LocalClient(*build_engine(EngineConfig(model="demo", **ENGINE, speculative_config=speculation)))
+    async with served(client, names=("demo",), spec_decode_metrics="detailed") as server:
+        answer = await server.complete("one two one two one two", temperature=0, max_tokens=60)
+        [choice], metrics = answer.json()["choices"], answer.json()["metrics"]
+        assert choice["prompt_logprobs"] is choice["token_ids"] is None
+        found, stats = metrics["speculative_decoding"], client.stats
+        assert found["num_spec_steps"] == stats.num_drafts > 0
+        assert sum(found["per_step_drafted"]) == found["num_draft_tokens"] == stats.num_draft_tokens
+        assert sum(found["per_step_accepted"]) == stats.num_accepted_tokens
+        several = await server.complete("one two", n=2, max_tokens=5)
+        assert "metrics" not in several.json()

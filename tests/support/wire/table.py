@@ -76,7 +76,9 @@ _UNSET: dict[tuple[str, str, str], str] = {
     ("openai", NULL, _VLLM): """
         ChatCompletion.Choice.stop_reason ChatCompletionChunk.Choice.stop_reason
         CompletionChoice.stop_reason ChatCompletionMessage.reasoning
-        ChatCompletionMessage.reasoning_content Model.parent
+        ChatCompletionMessage.reasoning_content Model.parent ChatCompletion.prompt_logprobs
+        ChatCompletion.prompt_token_ids ChatCompletion.Choice.token_ids
+        CompletionChoice.prompt_logprobs CompletionChoice.prompt_token_ids CompletionChoice.token_ids
     """,
     ("openai", NULL, "a stored completion, " + _EXAMPLE): """
         ChatCompletion.response_format ChatCompletion.seed ChatCompletion.temperature
@@ -94,8 +96,9 @@ _EXCEPTIONS: dict[tuple[str, str, str], str] = {
         CompletionChoice.prompt_token_ids Choice.token_ids CompletionChoice.token_ids
     """,
     ("openai", "unknown", "vLLM's"): """
-        Choice.stop_reason CompletionChoice.stop_reason Model.max_model_len Model.parent
-        Model.permission Model.root
+        ChatCompletion.prompt_logprobs CompletionChoice.prompt_logprobs
+        OutputTokensDetails.tool_output_tokens Choice.stop_reason CompletionChoice.stop_reason
+        Model.max_model_len Model.parent Model.permission Model.root
     """,
     ("openai", "unknown", "reasoning: OpenRouter's and vLLM's name"): """
         ChatCompletionMessage.reasoning Delta.reasoning
@@ -157,6 +160,7 @@ _EXCEPTIONS: dict[tuple[str, str, str], str] = {
         FunctionCall.namespace InputTokensDetails.cache_write_tokens
         ResponseFunctionCallArgumentsDoneEvent.name
     """,
+    ("open_responses", "unknown", "vLLM's"): "OutputTokensDetails.tool_output_tokens",
     (
         "open_responses",
         "not a dict",

@@ -13,7 +13,7 @@ from chorale.api.responses.items.client_calls import call_object
 from chorale.api.responses.items.encrypted_content import compaction_object
 from chorale.api.responses.prepared import Prepared
 from chorale.api.responses.request import ResponsesRequest
-from chorale.api.usage import metrics_object
+from chorale.api.usage import NO_METRICS, ShownMetrics, metrics_object
 from chorale.errors import ChoraleError, EngineError, QueueFullError, RequestError
 from chorale.harmony.vocab import Vocabulary
 from chorale.requests.formats import DEFAULT_NAME
@@ -94,7 +94,10 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.input_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "output_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "tool_output_tokens": usage.tool_output_tokens,  # vLLM's
+        },
         "total_tokens": usage.total_tokens,
     }
 
@@ -174,10 +177,10 @@ class ResponseBuilder:
         hide_reasoning: bool,
         include: Collection[str] = (),
         *,
-        with_metrics: bool = False,
+        metrics: ShownMetrics = NO_METRICS,
     ) -> None:
         self.base = base
-        self._with_metrics = with_metrics
+        self._metrics = metrics
         self.fold = Fold()
         self._logprobs = logprobs
         self._num_top = num_top
@@ -255,7 +258,7 @@ class ResponseBuilder:
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "output": [stored.item for stored in output],
             "usage": usage_object(ended.usage),
-            **({"metrics": metrics_object(ended)} if self._with_metrics else {}),
+            **({"metrics": metrics_object(ended, self._metrics)} if self._metrics.any else {}),
         }
 
     def stored(
