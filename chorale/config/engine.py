@@ -39,6 +39,11 @@ EFFORTS: dict[str, Literal["low", "medium", "high"]] = {
 DisabledEffort = Literal["auto", "none", "low", "medium", "high", "xhigh", "max"]
 DraftMetrics = Literal["none", "summary", "detailed"]
 FingerprintMode = Literal["full", "hash", "custom", "none"]
+# vLLM's names of the buckets that several histograms share
+BUCKET_FAMILIES = (
+    "request_latency", "time_to_first_token", "inter_token_latency", "iteration_tokens", "request_params_n",
+    "request_num_preemptions", "request_tokens", "kv_cache_residency",
+)  # fmt: skip
 # function: calls name declared functions; parameter: and their arguments satisfy the schemas
 StrictLevel = Literal["auto", "function", "parameter"]
 BrowserOption = Literal["none", "auto", "searxng", "exa", "you", "brave", "tavily", "offline"]
@@ -175,6 +180,7 @@ class ServerConfig:
         "auto"  # auto: off for others than this machine without keys
     )
     disable_log_stats: bool = False  # no throughput lines, and no vllm: series on /metrics
+    histogram_buckets: dict[str, list[float]] = field(default_factory=dict)  # bounds by ``BUCKET_FAMILIES``
     log_stats_interval: float = 10.0  # seconds between throughput lines
     tokenizer_info: bool = False  # serve /tokenizer_info
     log_level: Literal["debug", "info", "warning", "error"] = "info"

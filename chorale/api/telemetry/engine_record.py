@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Mapping
 
-from chorale.api.telemetry.metric_names import COLUMN_FIELDS, ENGINE_FIELDS, HISTOGRAMS
+from chorale.api.telemetry.metric_names import COLUMN_FIELDS, ENGINE_FIELDS, FAMILIES, HISTOGRAMS
 from chorale.api.telemetry.metric_types import Series
 from chorale.client.base import LEFT, EngineInfo, EngineStatus, EngineView
 from chorale.client.summary import add_columns
@@ -15,11 +16,13 @@ from chorale.errors import ChoraleError
 class EngineRecord:
     """The metrics of an engine's requests, and the engine's counters summed over its restarts."""
 
-    def __init__(self, labels: dict[str, str]) -> None:
+    def __init__(self, labels: dict[str, str], buckets: Mapping[str, Iterable[float]] = {}) -> None:
+        """``buckets``: bounds that replace those of ``FAMILIES``."""
         self.labels = labels
         self.series = Series()
+        own = {FAMILIES[name]: tuple(bounds) for name, bounds in buckets.items() if name in FAMILIES}
         self.histograms = {
-            name: self.series.histogram(name, bounds)
+            name: self.series.histogram(name, own.get(bounds, bounds))
             for name, (_, bounds, more) in HISTOGRAMS.items()
             if not more
         }

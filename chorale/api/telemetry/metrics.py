@@ -52,14 +52,21 @@ class Metrics(Collector):
     """The metrics of one API process. ``create_app`` calls ``watch`` once.
 
     Each engine has a record. Metrics of no engine (HTTP, tools, the store) are in the first record's series.
-    ``log_stats=False`` leaves out the vllm: metrics, as in vLLM with --disable-log-stats.
+    ``buckets``: --custom-histogram-buckets. ``log_stats=False`` leaves out the vllm: metrics, as in vLLM with
+    --disable-log-stats.
     """
 
     def __init__(
-        self, model_name: str = "", *, process: int = 0, share: Path | None = None, log_stats: bool = True
+        self,
+        model_name: str = "",
+        *,
+        process: int = 0,
+        share: Path | None = None,
+        log_stats: bool = True,
+        buckets: Mapping[str, Iterable[float]] = {},
     ) -> None:
-        self._model_name = model_name
-        self.engines = [EngineRecord({"model_name": model_name, "engine": "0"})]
+        self._model_name, self._buckets = model_name, buckets
+        self.engines = [self._new_record(0)]
         self.series = self.engines[0].series
         for reason in REJECTIONS:
             self.series.count("vllm:admission_rejections", (reason,), 0)
@@ -96,9 +103,12 @@ class Metrics(Collector):
         engines = self._client.engines if self._client is not None else ()
         for index in range(self._num_watched, len(engines)):
             if index == len(self.engines):
-                self.engines.append(EngineRecord({"model_name": self._model_name, "engine": str(index)}))
+                self.engines.append(self._new_record(index))
             self.engines[index].watch(engines[index])
         self._num_watched = len(engines)
+
+    def _new_record(self, index: int) -> EngineRecord:
+        return EngineRecord({"model_name": self._model_name, "engine": str(index)}, self._buckets)
 
     def record(self, engine: int) -> EngineRecord:
         """Returns the record of an engine, by its index."""

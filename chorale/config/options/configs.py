@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from chorale.config.cache_dtype import cache_dtype
 from chorale.config.engine import (
+    BUCKET_FAMILIES,
     DEMO,
     EFFORTS,
     EngineConfig,
@@ -34,6 +36,7 @@ from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
 from chorale.errors import ConfigError
 
 # Keys of --compilation-config that separate flags also set.
+_MOST_BUCKETS = 100  # each is a series per label set
 _TWICE = {
     "cudagraph_capture_sizes": "cudagraph-capture-sizes",
     "max_cudagraph_capture_size": "max-cudagraph-capture-size",
@@ -184,6 +187,19 @@ def _default_effort(given: Any) -> str:
     return str(effort)
 
 
+def _check_buckets(given: Any) -> None:
+    if not isinstance(given, dict) or not given.keys() <= {*BUCKET_FAMILIES}:
+        known = ", ".join(BUCKET_FAMILIES)
+        raise ConfigError(f"--custom-histogram-buckets: must be a JSON object with names of {known}")
+    for family, bounds in given.items():
+        numbers = [bound for bound in bounds if type(bound) in (int, float)] if type(bounds) is list else []
+        ordered = all(low < high for low, high in itertools.pairwise([0, *numbers, 1e300]))
+        if numbers != bounds or not ordered or not 0 < len(bounds) <= _MOST_BUCKETS:
+            raise ConfigError(
+                f"--custom-histogram-buckets: {family}: must be 1 to {_MOST_BUCKETS} increasing numbers above 0"
+            )
+
+
 def _check_efforts(given: Any) -> None:
     """Checks a map from names of efforts to names of efforts."""
     names = [*given, *given.values()] if isinstance(given, dict) else [given]
@@ -231,6 +247,7 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
         raise ConfigError("--ssl-cert-reqs needs --ssl-certfile and --ssl-ca-certs")
     if (server.fingerprint_mode == "custom") != bool(server.fingerprint_value):
         raise ConfigError("--fingerprint-mode custom and --fingerprint-value must be given together")
+    _check_buckets(server.histogram_buckets)
     _check_efforts(server.reasoning_effort_map)
     if server.ssl_ciphers and not server.ssl_certfile:
         raise ConfigError("--ssl-ciphers needs --ssl-certfile")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from chorale.config.engine import MOST_ENGINES, LogprobsMode
+from chorale.config.engine import BUCKET_FAMILIES, MOST_ENGINES, LogprobsMode
 from chorale.config.options.values import MOST, Flag
 from chorale.config.options.vllm_flags import DEVICES, KNOWN_FLAGS
 from chorale.config.speculative import MOST_DRAFT_TOKENS
@@ -242,6 +242,9 @@ SERVER_FLAGS = (
     Flag("disable-fastapi-docs", "bool", "server.disable_docs", "disable /docs and /openapi.json"),
     Flag("disable-log-stats", "bool", "server.disable_log_stats",
          "disable the periodic throughput log line and the vllm: metrics"),
+    Flag("custom-histogram-buckets", "json", "server.histogram_buckets",
+         'bounds of vllm: histograms, by family, for example {"request_latency": [0.1, 1, 10]}; families: '
+         + ", ".join(BUCKET_FAMILIES)),
     Flag("log-stats-interval", "float", "server.log_stats_interval", "seconds between throughput log lines",
          least=0.1, environment=("VLLM_LOG_STATS_INTERVAL",)),
     Flag("enable-tokenizer-info-endpoint", "bool", "server.tokenizer_info",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from pathlib import Path
@@ -17,8 +18,9 @@ from chorale.api.telemetry.metric_names import SLEEP_STATES
 from chorale.api.telemetry.metric_types import Histogram, Series, total
 from chorale.api.telemetry.metrics import Metrics
 from chorale.client.base import LEFT, EngineInfo, EngineStatus
+from chorale.config.options.settings import merge
 from chorale.engine.types import EngineStats, GenerateRequest, SamplingSpec, TokenChunk
-from chorale.errors import EngineDeadError, OverloadedError, QueueFullError
+from chorale.errors import ConfigError, EngineDeadError, OverloadedError, QueueFullError
 from tests.support.raw_http import call
 from tests.support.scripted import scripted
 from tests.support.server import served
@@ -461,3 +463,24 @@ def test_ranks_have_memory_and_exchange_metrics() -> None:
     assert value(metrics, "chorale:engine_info", **facts, tensor_parallel_size="2") == 1
     assert [value(metrics, "chorale:rank_free_memory_bytes", rank=rank) for rank in "01"] == [140, 60]
     assert value(metrics, "chorale:rank_exchange_info", exchange="nccl", links="NVLink (NV18)") == 1
+
+
+def test_the_operator_sets_the_buckets_of_a_family() -> None:
+    metrics = Metrics("demo", buckets={"request_latency": [0.5, 8]})
+    lines = metrics.render().decode().splitlines()
+
+    def bounds(name: str) -> list[str]:
+        return [line.split('le="')[1].split('"')[0] for line in lines if line.startswith(f"{name}_bucket")]
+
+    assert bounds("vllm:e2e_request_latency_seconds") == ["0.5", "8.0", "+Inf"]
+    assert bounds("vllm:request_queue_time_seconds") == ["0.5", "8.0", "+Inf"]
+    assert len(bounds("vllm:time_to_first_token_seconds")) == 23
+
+
+@pytest.mark.parametrize("bounds", [[], [2, 1], [1, 1], [0, 1], [True], ["1"], [1e999], 1, [1] * 101])
+def test_bounds_that_prometheus_cannot_use_stop_the_start(bounds: Any) -> None:
+    given = {"iteration_tokens": bounds}
+    with pytest.raises(ConfigError, match="--custom-histogram-buckets: iteration_tokens"):
+        merge(["--custom-histogram-buckets", json.dumps(given)], {})
+    with pytest.raises(ConfigError, match="names of request_latency"):
+        merge(["--custom-histogram-buckets", '{"latency": [1]}'], {})
