@@ -152,7 +152,7 @@ ENGINE_FIELDS = (
 )
 # The same by column, and histograms.
 COLUMN_FIELDS = ("accepted_per_position", "step_tokens", "block_lifetimes", "block_idle", "block_gaps")
-SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # vLLM's states; this engine is always awake
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # vLLM's states
 
 
 def is_http(name: str) -> bool:
