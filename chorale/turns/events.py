@@ -146,6 +146,7 @@ class TurnProgress:
 
     token_ids: tuple[int, ...]
     usage: Usage  # a copy
+    logprobs: tuple[TokenLogprobs, ...] = ()  # raw completions only: one for each token, if requested
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,15 +105,49 @@ def run_raw(
     *,
     skip_special_tokens: bool = True,
     discard: bool = False,
+    in_final: bool = False,
+    scores_stop: bool = False,
 ) -> Batches:
-    """Runs a raw completion, which has one round."""
+    """Runs a raw completion, which has one round. The options are those of ``RawChoice``."""
     eos = frozenset(client.info.eos_token_ids)
     choices = [
-        RawChoice(vocab, request, index, eos, skip_special_tokens=skip_special_tokens, discard=discard)
+        RawChoice(
+            vocab,
+            request,
+            index,
+            eos,
+            skip_special_tokens=skip_special_tokens,
+            discard=discard,
+            in_final=in_final,
+            scores_stop=scores_stop,
+        )
         for index in range(request.sampling.n)
     ]
     turn = _Turn(client, vocab, request)
     return _drive(turn, choices, _first_round(turn, choices))
+
+
+async def run_together(
+    client: EngineClient, turns: Sequence[tuple[TurnRequest, Batches]]
+) -> AsyncGenerator[tuple[int, list[ChoiceEvents]]]:
+    """Yields (position of a turn, events of its choices). Admits either all turns or none."""
+    num_choices = {request.request_id: request.sampling.n for request, _ in turns}
+    sources: Sources[tuple[int, list[ChoiceEvents]]] = Sources()
+    for position, (_, batches) in enumerate(turns):
+        sources.add(_placed(position, batches))
+    client.reserve(num_choices)
+    try:
+        async with aclosing(sources.read()) as found:
+            async for placed in found:
+                yield placed
+    finally:
+        client.release(num_choices)
+
+
+async def _placed(position: int, batches: Batches) -> AsyncGenerator[tuple[int, list[ChoiceEvents]]]:
+    async with aclosing(batches):
+        async for batch in batches:
+            yield position, batch
 
 
 async def _drive(turn: _Turn, choices: Sequence[AnyChoice], first: Batches | None) -> Batches:

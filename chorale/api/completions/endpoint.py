@@ -33,10 +33,9 @@ from chorale.errors import ChoraleError
 from chorale.requests.formats import read_answer
 from chorale.tracing.context import name_response
 from chorale.turns.events import Fold, PromptScored, end_error
-from chorale.turns.merge import Sources
 from chorale.turns.request import TurnRequest, check_grammar, turn_request
 from chorale.turns.rules import TurnRules
-from chorale.turns.run import ChoiceEvents, run_raw
+from chorale.turns.run import ChoiceEvents, run_raw, run_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,36 +101,22 @@ async def _prepare_turn(
     return PromptTurn(prompt, await check_grammar(state.grammars, turn))
 
 
-async def _turns(
-    state: ServerState, one: PromptTurn, completion: CompletionRequest, position: int
-) -> AsyncGenerator[tuple[int, list[ChoiceEvents]]]:
-    turns = run_raw(
-        state.client,
-        state.vocab,
-        one.turn,
-        skip_special_tokens=completion.skip_special_tokens,
-        discard=completion.max_tokens == 0,
-    )
-    async with aclosing(turns):
-        async for batch in turns:
-            yield position, batch
-
-
-async def _all_turns(
+def _all_turns(
     state: ServerState, prepared: Sequence[PromptTurn], completion: CompletionRequest
 ) -> AsyncGenerator[tuple[int, list[ChoiceEvents]]]:
-    """Yields (position of a prompt, events of its choices). Admits either all prompts or none."""
-    num_choices = {one.turn.request_id: one.turn.sampling.n for one in prepared}
-    sources: Sources[tuple[int, list[ChoiceEvents]]] = Sources()
-    for position, one in enumerate(prepared):
-        sources.add(_turns(state, one, completion, position))
-    state.client.reserve(num_choices)
-    try:
-        async with aclosing(sources.read()) as turns:
-            async for position, batch in turns:
-                yield position, batch
-    finally:
-        state.client.release(num_choices)
+    """Yields (position of a prompt, events of its choices)."""
+    turns = [
+        run_raw(
+            state.client,
+            state.vocab,
+            one.turn,
+            skip_special_tokens=completion.skip_special_tokens,
+            discard=completion.max_tokens == 0,
+            scores_stop=completion.return_token_ids,
+        )
+        for one in prepared
+    ]
+    return run_together(state.client, list(zip([one.turn for one in prepared], turns, strict=True)))
 
 
 async def complete_text(

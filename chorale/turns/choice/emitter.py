@@ -34,6 +34,7 @@ class Emitter:
         """``interval``: tokens between two takes after the first; ``progress``: emit ``TurnProgress``."""
         self.usage = Usage(input_tokens=num_prompt_tokens)
         self.sampled: list[int] = []  # every sampled token, headers and terminators included
+        self.scores: list[TokenLogprobs] = []  # of raw completions: of the tokens since the last take
         self.item: OpenItem | None = None
         self.ended = False
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
@@ -153,6 +154,7 @@ class Emitter:
         self._pending = []
         if self._progress:
             fresh = tuple(self.sampled[self._num_taken :])
-            events.insert(0, TurnProgress(fresh, self.usage.copy()))
+            events.insert(0, TurnProgress(fresh, self.usage.copy(), tuple(self.scores)))
+            self.scores = []
         self._num_taken = len(self.sampled)
         return events

@@ -6,17 +6,21 @@ Its only need is ``Ended``: a raw completion has one round.
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from chorale.engine.types import TokenChunk, TokenLogprobs
 from chorale.errors import ChoraleError
 from chorale.harmony.text import TextDecoder
 from chorale.harmony.vocab import NUM_RANKS, Vocabulary
 from chorale.ids import new_id
+from chorale.turns.choice.choice import Choice
 from chorale.turns.choice.emitter import Emitter
 from chorale.turns.choice.item import OpenItem, Token
 from chorale.turns.choice.stops import StopFilter
-from chorale.turns.events import EndReason, ItemOpened, PromptScored, chunk_error
+from chorale.turns.events import EndReason, ItemOpened, PromptScored, TurnEnded, chunk_error
 from chorale.turns.needs import ENDED, Ended
 from chorale.turns.request import TurnRequest
 
@@ -34,6 +38,8 @@ class RawChoice:
 
     ``discard``: max_tokens was 0, so the one token that the engine samples is not part of the answer.
     ``hide_stop``: hide a special token that ended the choice, even if special tokens are shown.
+    ``scores_stop``: a hidden stop token is among the item's log-probabilities, so that all tokens are.
+    ``in_final``: the prompt is that of a chat, so stop strings end its final text only, as in a chat.
     """
 
     def __init__(
@@ -46,6 +52,8 @@ class RawChoice:
         skip_special_tokens: bool = True,
         discard: bool = False,
         hide_stop: bool = False,
+        in_final: bool = False,
+        scores_stop: bool = False,
     ) -> None:
         self.index = index
         self._vocab = vocab
@@ -54,10 +62,14 @@ class RawChoice:
         self._skip_special = skip_special_tokens
         self._discard = discard
         self._hide_stop = hide_stop
+        self._scores_stop = scores_stop
         self._out = Emitter(len(request.prompt_token_ids), request.stream_interval, progress=request.progress)
         self.take = self._out.take
         self._decoder = TextDecoder(vocab)
         stop, num_early = request.stop, request.sampling.min_tokens
+        self._watch = Choice(vocab, request, index, eos) if in_final and stop else None
+        stop = () if in_final else stop
+        self._matched: str | None = None  # the stop string that ``_watch`` found
         self._stops = StopFilter(stop, request.include_stop, num_early) if stop else None
         self._item: OpenItem | None = None  # opened with the first chunk
         self._unread: list[Token] = []  # tokens of an incomplete character
@@ -72,10 +84,17 @@ class RawChoice:
         out.on_chunk(chunk)
         if self._item is None:
             self._open()
+        if self._watch is not None:
+            chunk = self._cut(chunk, self._watch)
         if not self._discard:
+            num_before = len(out.sampled)
             self._read(chunk)
+            if chunk.logprobs is not None and self._request.progress:
+                out.scores += chunk.logprobs[: len(out.sampled) - num_before]
             if out.ended:
                 return ENDED
+        if self._matched is not None:
+            return self.end("stop", self._matched)
         out.usage.output_tokens = len(out.sampled)
         return None if chunk.finish_reason is None else self._on_finish(chunk)
 
@@ -84,6 +103,21 @@ class RawChoice:
             self._out.emit(PromptScored(self._out.prompt_logprobs))
         self._item = OpenItem(self._out.new_index(), "message", self._stops)
         self._out.open(self._item, ItemOpened(0, new_id("msg"), "message"))
+
+    def _cut(self, chunk: TokenChunk, watch: Choice) -> TokenChunk:
+        """Returns the chunk up to the token that completed a stop string of the final text."""
+        need = contextvars.Context().run(watch.feed, chunk)  # it is no choice of the traced request
+        events = watch.take()
+        if need is None:
+            return chunk
+        self._watch = None
+        ended = events[-1] if events else None
+        if not isinstance(ended, TurnEnded) or not isinstance(ended.stop_reason, str):
+            return chunk
+        self._matched = ended.stop_reason
+        kept = len(ended.output_token_ids) - len(self._out.sampled)
+        logprobs = None if chunk.logprobs is None else chunk.logprobs[:kept]
+        return replace(chunk, token_ids=chunk.token_ids[:kept], logprobs=logprobs, stop_token_id=None)
 
     def _read(self, chunk: TokenChunk) -> None:
         token_ids, logprobs = chunk.token_ids, chunk.logprobs
@@ -98,6 +132,8 @@ class RawChoice:
                 self._read_one(token, logprobs[position] if logprobs is not None else None)
                 if self._out.ended:
                     return
+        if self._scores_stop and logprobs is not None:
+            self._unread += zip(token_ids[len(shown) :], logprobs[len(shown) :], strict=True)
         self._out.sampled.extend(token_ids[len(shown) :])
 
     def _shows_stop(self, token_id: int) -> bool:

@@ -204,6 +204,15 @@ def test_logprobs_have_the_text_offsets_of_their_tokens() -> None:
     assert logprobs["top_logprobs"][-1] == {" there": -0.5}
 
 
+@pytest.mark.parametrize("stop", [{}, {"stop_token_ids": ids(" there")}, {"stop": "there"}])
+def test_with_token_ids_each_token_has_a_logprob(stop: dict[str, Any]) -> None:
+    client = playing("Hé 🧑‍🚀 there<|return|>", with_logprobs=True)
+    body, _ = with_server(client, lambda s: both(s, logprobs=1, return_token_ids=True, **stop))
+    choice = body["choices"][0]
+    tokens = [VOCAB.decode([token]) for token in choice["token_ids"]]
+    assert choice["logprobs"]["tokens"] == tokens
+
+
 async def test_echo_scores_the_prompt_without_answering() -> None:
     async with served(scoring("x")) as server:
         prompt = "one two three"
