@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chorale.api.batches.request import CreateBatch
+from chorale.api.chat.batch import BatchChatRequest
 from chorale.api.chat.request import ChatRequest
 from chorale.api.chat.stored import MetadataUpdate
 from chorale.api.completions.request import CompletionRequest
@@ -55,6 +56,7 @@ _QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": _QUESTION},
     "/v1/chat/completions/render": {"messages": _QUESTION},
+    "/v1/chat/completions/batch": {"messages": [_QUESTION, _QUESTION]},
     "/v1/completions": {"prompt": "One, two,", "max_tokens": 8},
     "/v1/completions/render": {"prompt": "One, two,", "max_tokens": 8},
     "/v1/messages": {"max_tokens": 200, "messages": _QUESTION},
@@ -86,6 +88,12 @@ def operations() -> tuple[Operation, ...]:
         Operation("POST", "/v1/chat/completions", "Create a chat completion", ChatRequest, streams=True),
         Operation(
             "POST", "/v1/chat/completions/render", "Get the token ids of a chat completion", ChatRequest
+        ),
+        Operation(
+            "POST",
+            "/v1/chat/completions/batch",
+            "Create chat completions of several conversations",
+            BatchChatRequest,
         ),
         Operation("GET", "/v1/chat/completions", "List stored chat completions"),
         Operation("GET", "/v1/chat/completions/{completion_id}", "Get a stored chat completion"),

@@ -92,6 +92,7 @@ REST: dict[str, dict[str, Any]] = {
     "CountRequest": {"messages": [{"role": "user", "content": "a"}]},
     "TokenizeRequest": {"prompt": "a"},
     "DetokenizeRequest": {"tokens": []},
+    "BatchChatRequest": {"messages": [[{"role": "user", "content": "a"}]]},
 }
 # Fields whose elements are numbers -> a value with one element.
 ELEMENTS = {

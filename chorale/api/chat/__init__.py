@@ -7,6 +7,7 @@ from functools import partial
 from starlette.routing import Route
 
 from chorale.api.chat import stored
+from chorale.api.chat.batch import create_batch
 from chorale.api.chat.endpoint import create
 from chorale.api.state import ServerState
 
@@ -19,6 +20,7 @@ def routes(state: ServerState) -> list[Route]:
     one = f"{_PATH}/{{completion_id}}"
     return [
         Route(_PATH, partial(create, state), methods=["POST"]),
+        Route(f"{_PATH}/batch", partial(create_batch, state), methods=["POST"]),
         Route(_PATH, partial(stored.list_completions, state), methods=["GET"]),
         Route(one, partial(stored.retrieve, state), methods=["GET"]),
         Route(one, partial(stored.update, state), methods=["POST"]),

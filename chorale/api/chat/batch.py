@@ -1,0 +1,101 @@
+"""POST /v1/chat/completions/batch, vLLM's: several conversations in one request, one choice for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chorale.api import limits
+from chorale.api.chat.answer import Answer
+from chorale.api.chat.body import chat_body
+from chorale.api.chat.prepare import prepare
+from chorale.api.chat.request import ChatRequest, parse_chat
+from chorale.api.http.auth import owner_of
+from chorale.api.http.offload import beside
+from chorale.api.http.responses import large_response, read_as, until_disconnect
+from chorale.api.state import ServerState, check_model
+from chorale.api.usage import closing_fields
+from chorale.errors import RequestError, invalid, unsupported
+from chorale.tracing.context import name_response
+from chorale.turns.events import Fold
+from chorale.turns.request import TurnRequest
+from chorale.turns.run import run_together, run_turns
+
+# Fields of a chat that a batch cannot have. ``n`` must be 1.
+_REFUSED = ("stream", "tools", "functions", "web_search_options", "store", "prompt_logprobs")
+_Conversation = Annotated[list[dict[str, Any]], Field(min_length=1), limits.items("messages")]
+
+
+class BatchChatRequest(ChatRequest):
+    """The fields of a chat, with a list of conversations."""
+
+    messages: Annotated[  # type: ignore[assignment]
+        list[_Conversation], Field(min_length=1), limits.items("prompts")
+    ]
+
+
+def parse_batch(data: Mapping[str, Any]) -> list[ChatRequest]:
+    """Returns a chat for each conversation. Raises ``RequestError`` with the path of the faulty field."""
+    conversations = data.get("messages")
+    if not isinstance(conversations, list) or not 1 <= len(conversations) <= limits.SIZES["prompts"].max:
+        raise invalid("messages", f"must be a list of 1 to {limits.SIZES['prompts'].max} conversations")
+    chats = []
+    for position, messages in enumerate(conversations):
+        try:
+            chats.append(parse_chat({**data, "messages": messages}))
+        except RequestError as error:
+            raise _placed(error, position) from None
+    for name in _REFUSED:
+        if getattr(chats[0], name):
+            raise unsupported(name, "is not available in a batch")
+    if chats[0].n != 1:
+        raise unsupported("n", "must be 1 in a batch")
+    return chats
+
+
+def _placed(error: RequestError, position: int) -> RequestError:
+    """Adds the conversation to the path of a message."""
+    if error.param is not None and error.param.startswith("messages"):
+        error.param = f"messages[{position}]{error.param.removeprefix('messages')}"
+    return error
+
+
+async def create_batch(state: ServerState, request: Request) -> Response:
+    chats = await read_as(request, state.config, parse_batch)
+    check_model(state, chats[0].model)
+    turns = []
+    for position, chat in enumerate(chats):
+        chat.take_defaults(state.config)
+        try:
+            turns.append(await prepare(state, chat, owner_of(request)))
+        except RequestError as error:
+            raise _placed(error, position) from None
+    answer = Answer.of(state, chats[0])
+    name_response(answer.id)
+    body = await until_disconnect(request, _complete(state, turns, answer))
+    return await large_response(lambda: body, heavy=True)
+
+
+async def _complete(state: ServerState, turns: list[TurnRequest], answer: Answer) -> dict[str, Any]:
+    """Returns the body. Raises the ``ChoraleError`` with which a turn ended."""
+    folds = [Fold() for _ in turns]
+    running = [(turn, run_turns(state.client, state.vocab, turn)) for turn in turns]
+    async with aclosing(run_together(state.client, running)) as batches:
+        async for position, batch in batches:
+            for _, events in batch:
+                folds[position].add(events)
+    return await beside(lambda: _body(state, folds, turns, answer))
+
+
+def _body(state: ServerState, folds: list[Fold], turns: list[TurnRequest], answer: Answer) -> dict[str, Any]:
+    choices, ends = [], []
+    for position, (fold, turn) in enumerate(zip(folds, turns, strict=True)):
+        choices.append({**chat_body(answer, [fold], turn.prompt_token_ids)["choices"][0], "index": position})
+        ends.append([fold.result()])
+        state.metrics.repaired(ends[-1][0].repairs)
+    return answer.completion("chat.completion", choices) | closing_fields(ends, metrics=False)
