@@ -29,6 +29,7 @@ from chorale.api.openapi import operations
 from chorale.api.responses import request as responses
 from chorale.api.telemetry.engine_metrics import COUNTER, ENGINE_METRICS
 from chorale.api.telemetry.metric_names import BY_SERVER, COUNTERS, STORE_GAUGES
+from chorale.api.tokens import request as tokens
 from chorale.llm.options import engine_arguments
 from chorale.llm.params import sampling_arguments
 
@@ -90,7 +91,8 @@ def type_of(field: Mapping[str, Any]) -> str:
     if len(field.get("enum", "")) in range(1, 5):
         return " or ".join(f"`{value}`" for value in field["enum"])
     if field.get("type") == "array":
-        return f"list of {type_of(field['items'])}s"
+        inner = type_of(field["items"])
+        return f"list of {inner.replace('list', 'lists', 1) if 'list' in inner else f'{inner}s'}"
     if "$ref" in field:
         return "object"
     return str(field.get("type", "string or list"))
@@ -203,6 +205,10 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
             responses.ResponsesRequest, responses.HARMLESS, responses.REFUSED, ECHOED
         ),
         "messages": lambda: fields_table(messages.MessagesRequest, messages.HARMLESS, messages.REFUSED),
+        "generate": lambda: fields_table(tokens.GenerateRequest, tokens.HARMLESS, tokens.REFUSED),
+        "sampling_params": lambda: fields_table(
+            tokens.TokenSampling, tokens.SAMPLING_HARMLESS, tokens.SAMPLING_REFUSED
+        ),
         "limits": limits_table,
     },
     "metrics.md": {"own": own_metrics},

@@ -9,7 +9,7 @@ from functools import partial
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
-from chorale.api import batches, chat, completions, conversations, files, messages, openapi, responses
+from chorale.api import batches, chat, completions, conversations, files, messages, openapi, responses, tokens
 from chorale.api.http.auth import authenticate_routes
 from chorale.api.http.middleware import HttpMiddleware, Layer, Routes
 from chorale.api.http.owner import CALLER
@@ -51,7 +51,8 @@ def all_routes(
 ) -> list[BaseRoute]:
     """Returns all routes in matching order. A test compares them with the OpenAPI operations."""
     return [
-        *render.routes(state),  # first, else "render" would match as a completion id
+        *render.routes(state),  # these two first, else "render" would match as a completion id
+        *tokens.routes(state),
         *chat.routes(state),
         *completions.routes(state),
         *messages.routes(state),

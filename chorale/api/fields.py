@@ -115,7 +115,7 @@ def wants_continuous_usage(options: StreamOptions | None) -> bool:
     return options is not None and bool(options.include_usage and options.continuous_usage_stats)
 
 
-class SamplingFields(BaseModel):
+class SamplerFields(BaseModel):
     """Sampling fields under OpenAI's names, then vLLM's. None selects the default."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=described)
@@ -150,6 +150,11 @@ class SamplingFields(BaseModel):
     bad_words: (
         Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], limits.items("bad_words")] | None
     ) = None
+
+
+class SamplingFields(SamplerFields):
+    """The same, with the request's place in the queue and in the prefix cache."""
+
     priority: Annotated[int, limits.number("priority")] | None = None
     cache_salt: Annotated[str, Field(min_length=1), limits.items("identifier")] | None = None
 
@@ -200,8 +205,12 @@ def triage(
     honoured: Iterable[str],
     harmless: Mapping[str, str],
     refused: Mapping[str, Refusal],
+    path: str = "",
 ) -> dict[str, Any]:
-    """Returns the honoured keys of a body, without nulls. Raises ``RequestError`` for a refused key."""
+    """Returns the honoured keys of a body, without nulls. Raises ``RequestError`` for a refused key.
+
+    ``path``: of an object within the body, ending with a dot.
+    """
     known = set(honoured)
     kept: dict[str, Any] = {}
     for key, value in data.items():
@@ -209,9 +218,9 @@ def triage(
             if value is not None:
                 kept[key] = value
         elif key in refused:
-            _check_refused(key, value, refused[key])
+            _check_refused(path + key, value, refused[key])
         elif key not in harmless:
-            unknown_field(key, itertools.chain(known, harmless, refused))
+            unknown_field(path + key, itertools.chain(known, harmless, refused))
     return kept
 
 

@@ -144,6 +144,7 @@ SIZES: dict[str, Size] = {
     "input": Size(16_384, "items", "items in a Responses input"),
     "conversation_items": Size(20, "items", "items added to a conversation at once"),
     "prompts": Size(256, "prompts", "prompts in a completions request"),
+    "request_ids": Size(1024, "ids", "requests to abort"),
     "prompt_tokens": Size(196_608, "ids", "length of a prompt, as ids or text, before the context check"),
     "json_values": Size(
         LARGEST.values,

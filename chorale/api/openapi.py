@@ -31,6 +31,7 @@ from chorale.api.operator.tokenize import DetokenizeRequest, TokenizeRequest
 from chorale.api.responses.compact import CompactRequest
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.state import ServerState
+from chorale.api.tokens.request import AbortRequest, GenerateRequest
 from chorale.version import __version__
 
 _CONVERSATION = "/v1/conversations/{conversation_id}"
@@ -57,12 +58,16 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": _QUESTION},
     "/v1/chat/completions/render": {"messages": _QUESTION},
     "/v1/chat/completions/batch": {"messages": [_QUESTION, _QUESTION]},
+    "/inference/v1/generate": {"token_ids": [5045, 11, 1920, 11], "sampling_params": {"max_tokens": 8}},
+    "/inference/v1/abort_requests": {"request_ids": ["generate-tokens-1"]},
     "/v1/completions": {"prompt": "One, two,", "max_tokens": 8},
     "/v1/completions/render": {"prompt": "One, two,", "max_tokens": 8},
     "/v1/messages": {"max_tokens": 200, "messages": _QUESTION},
     "/v1/messages/count_tokens": {"messages": _QUESTION},
     "/v1/responses": {"input": "What is 17 + 25?"},
     "/v1/responses/input_tokens": {"input": "What is 17 + 25?"},
+    "/v1/messages/render": {"max_tokens": 200, "messages": _QUESTION},
+    "/v1/responses/render": {"input": "What is 17 + 25?"},
     "/v1/responses/compact": {"input": _QUESTION},
     "/v1/conversations": {"metadata": {"topic": "sums"}},
     _CONVERSATION: {"metadata": {"topic": "lists"}},
@@ -79,6 +84,7 @@ _TAGS = {
     "/v1/files": "Files",
     "/v1/batches": "Batches",
     "/v1/models": "Models",
+    "/inference/v1": "Tokens",
 }
 
 
@@ -115,6 +121,7 @@ def operations() -> tuple[Operation, ...]:
             "POST", "/v1/messages", "Create a message (Anthropic's API)", MessagesRequest, streams=True
         ),
         Operation("POST", "/v1/messages/count_tokens", "Count the prompt tokens of a message", CountRequest),
+        Operation("POST", "/v1/messages/render", "Get the token ids of a message", MessagesRequest),
         Operation(
             "POST",
             "/v1/responses",
@@ -125,6 +132,7 @@ def operations() -> tuple[Operation, ...]:
         Operation(
             "POST", "/v1/responses/input_tokens", "Count the prompt tokens of a response", ResponsesRequest
         ),
+        Operation("POST", "/v1/responses/render", "Get the token ids of a response", ResponsesRequest),
         Operation("POST", "/v1/responses/compact", "Summarize a conversation", CompactRequest),
         Operation(
             "GET",
@@ -151,6 +159,15 @@ def operations() -> tuple[Operation, ...]:
         Operation("GET", "/v1/batches", "List batches"),
         Operation("GET", "/v1/batches/{batch_id}", "Get a batch"),
         Operation("POST", "/v1/batches/{batch_id}/cancel", "Cancel a batch"),
+        Operation(
+            "POST", "/inference/v1/generate", "Continue token ids with tokens", GenerateRequest, streams=True
+        ),
+        Operation(
+            "POST",
+            "/inference/v1/abort_requests",
+            "Abort requests of the same key by their ids",
+            AbortRequest,
+        ),
         Operation(
             "POST",
             "/invocations",

@@ -93,10 +93,12 @@ REST: dict[str, dict[str, Any]] = {
     "TokenizeRequest": {"prompt": "a"},
     "DetokenizeRequest": {"tokens": []},
     "BatchChatRequest": {"messages": [[{"role": "user", "content": "a"}]]},
+    "GenerateRequest": {"token_ids": [1], "sampling_params": {}},
 }
 # Fields whose elements are numbers -> a value with one element.
 ELEMENTS = {
     "tokens": lambda value: [value],
+    "token_ids": lambda value: [value],
     "stop_token_ids": lambda value: [value],
     "allowed_token_ids": lambda value: [value],
     "logit_bias": lambda value: {"5": value},

@@ -61,14 +61,14 @@ async def prepare(state: ServerState, chat: ChatRequest, owner: bytes) -> TurnRe
 async def _prepare(
     state: ServerState, chat: ChatRequest, owner: bytes, rules: TurnRules, tools: tuple[TurnTools, ...]
 ) -> TurnRequest:
-    messages, tail = _split_continued(chat)
+    messages, tail = split_continued(chat)
     if tail is not None and rules.binds:
         what = "structured output, tool_choice or a reasoning budget"
         raise unsupported("continue_final_message", f"cannot be used together with {what}")
     prompt = await encode(state, chat, messages, rules, tools[0].box if tools else None)
     header: tuple[int, ...] = ()
     if tail is not None:
-        header = await beside(lambda: _continue_prompt(prompt, tail, state.vocab), heavy=is_heavy(*tail))
+        header = await beside(lambda: continue_prompt(prompt, tail, state.vocab), heavy=is_heavy(*tail))
     turn = turn_request(
         chat,
         state.client.info,
@@ -164,6 +164,14 @@ def read_rules(chat: ChatRequest) -> TurnRules:
     )
 
 
+def read_client_rules(chat: ChatRequest) -> TurnRules:
+    """Returns the same for a turn whose tools all run on the client. Raises ``RequestError`` for others."""
+    rules = read_rules(chat)
+    if built_in_tools(chat).names:
+        raise unsupported("tools", "built-in tools run in Chat Completions and Responses only")
+    return rules
+
+
 def built_in_tools(chat: ChatRequest) -> BuiltInRequest:
     """Returns the requested built-in tools. Raises ``RequestError`` naming the field."""
     wanted = [
@@ -194,7 +202,7 @@ def _function(tool: Mapping[str, Any], path: str) -> Function:
 # --------------------------------------------------------------------------- continue_final_message
 
 
-def _split_continued(chat: ChatRequest) -> tuple[list[dict[str, Any]], tuple[str | None, str | None] | None]:
+def split_continued(chat: ChatRequest) -> tuple[list[dict[str, Any]], tuple[str | None, str | None] | None]:
     """Returns the messages to render, and (reasoning, content) of the assistant message to continue."""
     if not chat.continue_final_message:
         return chat.messages, None
@@ -204,7 +212,7 @@ def _split_continued(chat: ChatRequest) -> tuple[list[dict[str, Any]], tuple[str
     return chat.messages[:-1], (reasoning_text(last, path), content_text(last, path))
 
 
-def _continue_prompt(
+def continue_prompt(
     prompt: list[int], tail: tuple[str | None, str | None], vocab: Vocabulary
 ) -> tuple[int, ...]:
     """Appends the message to continue to ``prompt``, in place. Returns the message's header."""

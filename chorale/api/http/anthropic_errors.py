@@ -10,7 +10,7 @@ from starlette.types import Scope
 from chorale.api.http.responses import error_response, json_response
 from chorale.errors import ChoraleError
 
-PATHS = ("/v1/messages", "/v1/messages/count_tokens")
+PATHS = ("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/render")
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",

@@ -1,11 +1,13 @@
-"""/v1/chat/completions/render and /v1/completions/render return a prompt's token ids without generating.
+"""The render endpoints return a prompt's token ids without generating.
 
 A gateway that routes by prefix computes block hashes from the ids (docs/reference/kv-events.md). The format
-is vLLM's: an engine request for a chat, and a list with one for each prompt of a completion.
+is vLLM's: a body of /inference/v1/generate, and for a completion a list with one for each prompt.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,8 +20,14 @@ from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.completions.endpoint import prepare_turns
 from chorale.api.completions.request import CompletionRequest, parse_completion
 from chorale.api.http.responses import large_response, read_as
+from chorale.api.messages.prepare import prepare as prepare_message
+from chorale.api.messages.request import MessagesRequest, parse_messages
+from chorale.api.responses.prepare import prepare as prepare_response
+from chorale.api.responses.request import ResponsesRequest, parse_request
 from chorale.api.state import ServerState, check_model
+from chorale.grammar.constraint import Constraint
 from chorale.turns.built_in.open import close_tools
+from chorale.turns.functions import Function
 from chorale.turns.request import TurnRequest
 
 _HEAVY_TOKENS = 8 * 1024
@@ -34,6 +42,8 @@ def routes(state: ServerState) -> list[Route]:
     return [
         Route("/v1/chat/completions/render", partial(render_chat, state), methods=["POST"]),
         Route("/v1/completions/render", partial(render_completion, state), methods=["POST"]),
+        Route("/v1/messages/render", partial(render_message, state), methods=["POST"]),
+        Route("/v1/responses/render", partial(render_response, state), methods=["POST"]),
     ]
 
 
@@ -43,9 +53,7 @@ async def render_chat(state: ServerState, request: Request) -> Response:
     check_model(state, chat.model)
     turn = await prepare(state, chat, request.state.owner)
     await close_tools(turn.tools)  # nothing is submitted to the engine
-    return await large_response(
-        lambda: _rendered(state, chat, turn), heavy=len(turn.prompt_token_ids) > _HEAVY_TOKENS
-    )
+    return await large_response(lambda: _rendered(state, chat, turn), heavy=_is_heavy([turn]))
 
 
 async def render_completion(state: ServerState, request: Request) -> Response:
@@ -54,19 +62,56 @@ async def render_completion(state: ServerState, request: Request) -> Response:
     check_model(state, completion.model)
     turns = [one.turn for one in await prepare_turns(state, completion, request.state.owner)]
     return await large_response(
-        lambda: [_rendered(state, completion, turn) for turn in turns],
-        heavy=sum(len(turn.prompt_token_ids) for turn in turns) > _HEAVY_TOKENS,
+        lambda: [_rendered(state, completion, turn) for turn in turns], heavy=_is_heavy(turns)
     )
 
 
+async def render_message(state: ServerState, request: Request) -> Response:
+    """Returns the prompt of a message. Raises the same errors as the messages endpoint."""
+    message = await read_as(request, state.config, parse_messages)
+    check_model(state, message.model)
+    turn = await prepare_message(state, message, request.state.owner)
+    return await large_response(lambda: _rendered(state, message, turn), heavy=_is_heavy([turn]))
+
+
+async def render_response(state: ServerState, request: Request) -> Response:
+    """Returns the prompt of the response's first round. Raises the same errors as the responses endpoint."""
+    asked = await read_as(request, state.config, parse_request)
+    check_model(state, asked.model)
+    prepared = await prepare_response(state, asked, request.state.owner)
+    await prepared.prompt.close()
+    turn = prepared.turn
+    return await large_response(lambda: _rendered(state, asked, turn), heavy=_is_heavy([turn]))
+
+
+def _is_heavy(turns: Sequence[TurnRequest]) -> bool:
+    return sum(len(turn.prompt_token_ids) for turn in turns) > _HEAVY_TOKENS
+
+
 def _rendered(
-    state: ServerState, asked: ChatRequest | CompletionRequest, turn: TurnRequest
+    state: ServerState,
+    asked: ChatRequest | CompletionRequest | MessagesRequest | ResponsesRequest,
+    turn: TurnRequest,
 ) -> dict[str, Any]:
-    """Returns vLLM's engine request. ``cache_salt``: the engine's; with API keys, each key has its own."""
-    sampling: dict[str, Any] = {name: getattr(turn.sampling, name) for name in _SAMPLING}
-    sampling["stop"] = list(turn.stop)
-    sampling["stop_token_ids"] = list(turn.sampling.stop_token_ids)
-    options = asked.stream_options if asked.stream else None
+    """Returns the body of /inference/v1/generate, as vLLM does.
+
+    ``cache_salt``: the engine's; with API keys, each key has its own.
+    """
+    spec, answer = turn.sampling, turn.rules.answer
+    sampling: dict[str, Any] = {name: getattr(spec, name) for name in _SAMPLING}
+    sampling |= {
+        "stop": list(turn.stop),
+        "stop_token_ids": list(spec.stop_token_ids),
+        "include_stop_str_in_output": turn.include_stop,
+        "logit_bias": spec.logit_bias or None,
+        "allowed_token_ids": spec.allowed_token_ids,
+        "bad_words": asked.bad_words,
+        "skip_special_tokens": getattr(asked, "skip_special_tokens", True),
+        "thinking_token_budget": turn.rules.thinking_budget,
+        "structured_outputs": None if answer is None else _structured(answer),
+    }
+    openai = isinstance(asked, ChatRequest | CompletionRequest)
+    options = getattr(asked, "stream_options", None) if openai and asked.stream else None
     return {
         "request_id": turn.request_id,
         "token_ids": turn.prompt_token_ids,
@@ -75,7 +120,47 @@ def _rendered(
         "model": asked.model or state.model_names[0],
         "stream": bool(asked.stream),
         "stream_options": options.model_dump(exclude_none=True) if options is not None else None,
+        "return_token_ids": getattr(asked, "return_token_ids", False),
         "cache_salt": turn.cache_salt or None,
         "priority": turn.priority,
         "kv_transfer_params": None,
+        "parse_context": None if turn.rules.raw else _context(asked, turn),
     }
+
+
+def _structured(answer: Constraint) -> dict[str, Any]:
+    if not answer.is_json:
+        return {"grammar": answer.body}
+    return {"json": json.loads(answer.body), "disable_any_whitespace": answer.tight}
+
+
+def _context(asked: Any, turn: TurnRequest) -> dict[str, Any] | None:
+    """Returns what constrains and parses the answer's calls, or None if a chat cannot express it."""
+    if isinstance(asked, ChatRequest):
+        functions = [{"type": "function", "function": each} for each in asked.functions or ()]
+        tools = [*(asked.tools or ()), *functions]
+        choice: Any = asked.function_call if asked.tool_choice is None else asked.tool_choice
+    else:
+        if any(each.form is not None or each.text is not None for each in turn.rules.functions):
+            return None
+        tools = [_function(each) for each in turn.rules.functions]
+        choice, names = turn.rules.choice.mode, turn.rules.choice.names
+        if tools and names is not None:
+            listed = [{"type": "function", "function": {"name": name}} for name in sorted(names)]
+            choice = {"type": "allowed_tools", "allowed_tools": {"mode": choice, "tools": listed}}
+    return {
+        "tools": tools or None,
+        "tool_choice": choice if tools else None,
+        "parallel_tool_calls": turn.parallel_tool_calls,
+        "include_reasoning": getattr(asked, "include_reasoning", True),
+        "chat_template_kwargs": {},
+        "history_tool_call_cnt": 0,
+    }
+
+
+def _function(function: Function) -> dict[str, Any]:
+    tool = function.tool
+    declared = {"name": tool.name, "description": tool.description, "strict": function.strict}
+    if tool.parameters is not None:
+        declared["parameters"] = tool.parameters
+    return {"type": "function", "function": declared}
