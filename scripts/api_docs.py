@@ -29,6 +29,7 @@ from chorale.api.openapi import operations
 from chorale.api.responses import request as responses
 from chorale.api.telemetry.engine_metrics import COUNTER, ENGINE_METRICS
 from chorale.api.telemetry.metric_names import BY_SERVER, COUNTERS, STORE_GAUGES
+from chorale.api.tokens import generated
 from chorale.api.tokens import request as tokens
 from chorale.llm.options import engine_arguments
 from chorale.llm.params import sampling_arguments
@@ -81,6 +82,10 @@ def honoured_table(model: type[BaseModel], names: list[str]) -> str:
             default = "none"  # of the form {"effort": null}
         rows.append(f"| `{name}` | {type_of(field)} | {default} | {field['description']} |")
     return "\n".join(rows) + "\n"
+
+
+def all_fields_table(model: type[BaseModel]) -> str:
+    return honoured_table(model, sorted(model.model_fields))
 
 
 def type_of(field: Mapping[str, Any]) -> str:
@@ -209,6 +214,8 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "sampling_params": lambda: fields_table(
             tokens.TokenSampling, tokens.SAMPLING_HARMLESS, tokens.SAMPLING_REFUSED
         ),
+        "derender_chat": lambda: all_fields_table(generated.DerenderChatRequest),
+        "derender_completion": lambda: all_fields_table(generated.DerenderCompletionRequest),
         "limits": limits_table,
     },
     "metrics.md": {"own": own_metrics},

@@ -122,6 +122,11 @@ LIMITS: dict[str, Limit] = {
     "routed_experts_prompt_start": _integer(
         0, INT32_MAX, "first prompt token whose routed experts are returned", "0"
     ),
+    # answers of /inference/v1/generate
+    "prompt_tokens": _integer(0, INT32_MAX, "tokens of a prompt or an answer in the usage"),
+    "index": _integer(0, 15, "place of a choice among those of its prompt"),
+    "logprob": Limit("number", -1e4, 0, "a log-probability"),
+    "rank": _integer(1, VOCAB_SIZE + 1, "place of a token among all by probability"),
     # lists and streams
     "limit": _integer(1, 100, "entries per page", "20"),
     "files.limit": _integer(1, 10_000, "files per page", "10000"),
@@ -144,6 +149,7 @@ SIZES: dict[str, Size] = {
     "input": Size(16_384, "items", "items in a Responses input"),
     "conversation_items": Size(20, "items", "items added to a conversation at once"),
     "prompts": Size(256, "prompts", "prompts in a completions request"),
+    "candidates": Size(MAX_LOGPROBS + 1, "tokens", "log-probabilities at one position"),
     "request_ids": Size(1024, "ids", "requests to abort"),
     "prompt_tokens": Size(196_608, "ids", "length of a prompt, as ids or text, before the context check"),
     "json_values": Size(

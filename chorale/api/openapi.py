@@ -31,6 +31,7 @@ from chorale.api.operator.tokenize import DetokenizeRequest, TokenizeRequest
 from chorale.api.responses.compact import CompactRequest
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.state import ServerState
+from chorale.api.tokens.generated import DerenderChatRequest, DerenderCompletionRequest
 from chorale.api.tokens.request import AbortRequest, GenerateRequest
 from chorale.version import __version__
 
@@ -54,10 +55,18 @@ class Operation:
 
 
 _QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
+_ANSWER = [200005, 17196, 200008, 4689, 200002]  # <|channel|>final<|message|>42<|return|>
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": _QUESTION},
     "/v1/chat/completions/render": {"messages": _QUESTION},
     "/v1/chat/completions/batch": {"messages": [_QUESTION, _QUESTION]},
+    "/v1/chat/completions/derender": {
+        "chat_request": {"messages": _QUESTION},
+        "generate_response": {"request_id": "1", "choices": [{"index": 0, "token_ids": _ANSWER}]},
+    },
+    "/v1/completions/derender": {
+        "generate_responses": [{"request_id": "1", "choices": [{"index": 0, "token_ids": _ANSWER}]}]
+    },
     "/inference/v1/generate": {"token_ids": [5045, 11, 1920, 11], "sampling_params": {"max_tokens": 8}},
     "/inference/v1/abort_requests": {"request_ids": ["generate-tokens-1"]},
     "/v1/completions": {"prompt": "One, two,", "max_tokens": 8},
@@ -97,6 +106,12 @@ def operations() -> tuple[Operation, ...]:
         ),
         Operation(
             "POST",
+            "/v1/chat/completions/derender",
+            "Convert generated tokens to a chat completion",
+            DerenderChatRequest,
+        ),
+        Operation(
+            "POST",
             "/v1/chat/completions/batch",
             "Create chat completions of several conversations",
             BatchChatRequest,
@@ -117,6 +132,12 @@ def operations() -> tuple[Operation, ...]:
         ),
         Operation("POST", "/v1/completions", "Continue a raw prompt", CompletionRequest, streams=True),
         Operation("POST", "/v1/completions/render", "Get the token ids of a raw prompt", CompletionRequest),
+        Operation(
+            "POST",
+            "/v1/completions/derender",
+            "Convert generated tokens to a completion",
+            DerenderCompletionRequest,
+        ),
         Operation(
             "POST", "/v1/messages", "Create a message (Anthropic's API)", MessagesRequest, streams=True
         ),

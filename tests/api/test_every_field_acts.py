@@ -27,6 +27,7 @@ WITHOUT_EFFECT: dict[tuple[str, str], str] = {
     ("CreateItems", "include"): "items are always returned whole",
     ("CompactRequest", "service_tier"): "there is one tier",
     ("ExpiresAfter", "anchor"): "its only value is the creation time",
+    ("Generated", "output_mode"): "its only value is the form that can be read",
     ("UploadForm", "file"): "in the schema only: the content is read as it arrives",
     ("ResponsesRequest", "service_tier"): "there is one tier",
     ("TokenizeRequest", "add_special_tokens"): "gpt-oss adds none to a prompt",
@@ -34,6 +35,10 @@ WITHOUT_EFFECT: dict[tuple[str, str], str] = {
 # Fields that ``getattr`` reads -> (file, string in it that names the field).
 BY_NAME = {
     **{f"guided_{way}": ("requests/formats.py", way) for way in ("json", "regex", "choice", "grammar")},
+    **{
+        name: ("api/tokens/derender.py", name)
+        for name in ("generate_chunk", "generate_response", "generate_responses")
+    },
     "function_call": ("api/chat/prepare.py", "function_call"),
 }
 

@@ -10,12 +10,13 @@ from chorale.api.completions.request import CompletionRequest
 from chorale.api.field_docs import DOCS
 from chorale.api.messages.request import MessagesRequest
 from chorale.api.responses.request import ResponsesRequest
+from chorale.api.tokens.generated import DerenderChatRequest, DerenderCompletionRequest
 from chorale.api.tokens.request import AbortRequest, GenerateRequest, TokenSampling
 from scripts.api_docs import ECHOED
 
 MODELS: list[type[BaseModel]] = [
     *(ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest, GenerateRequest, TokenSampling),
-    AbortRequest,
+    *(AbortRequest, DerenderChatRequest, DerenderCompletionRequest),
 ]
 
 

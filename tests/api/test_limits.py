@@ -71,6 +71,7 @@ def test_every_limit_belongs_to_a_field_or_a_query_parameter() -> None:
     bodies = [operation.body for operation in operations() if operation.body is not None]
     of_fields = {name for body in bodies for name in body.model_fields}
     within_fields = {"token_id", "compact_threshold", "completions.max_tokens", "expires_after.seconds"}
+    within_fields |= {"index", "logprob", "rank"}  # of generated tokens
     of_queries = {"limit", "files.limit", "starting_after"}
     assert LIMITS.keys() - of_fields == within_fields | of_queries
 
@@ -94,11 +95,14 @@ REST: dict[str, dict[str, Any]] = {
     "DetokenizeRequest": {"tokens": []},
     "BatchChatRequest": {"messages": [[{"role": "user", "content": "a"}]]},
     "GenerateRequest": {"token_ids": [1], "sampling_params": {}},
+    "DerenderChatRequest": {"chat_request": {}},
+    "DerenderCompletionRequest": {},
 }
 # Fields whose elements are numbers -> a value with one element.
 ELEMENTS = {
     "tokens": lambda value: [value],
     "token_ids": lambda value: [value],
+    "prompt_token_ids": lambda value: [1, value],
     "stop_token_ids": lambda value: [value],
     "allowed_token_ids": lambda value: [value],
     "logit_bias": lambda value: {"5": value},
