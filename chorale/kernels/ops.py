@@ -292,8 +292,8 @@ class Ops:
     # (meta, shape, block_size) -> plan. Called once per step, for the work that all layers share.
     plan_attention: Callable[[AttentionMeta, AttentionShape, int], Any]
 
-    # (embedding [V, H], token_ids [T]) -> x [T, H]
-    embed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    # (embedding [V, H] or ``pack_host_rows``, token_ids [T]) -> x [T, H]
+    embed: Callable[[Any, torch.Tensor], torch.Tensor]
 
     # (x, normed or None, weights, eps, rope [T, D], plan, group, kv) -> q [T, Nq, D]
     # Norm, QKV, bias, rotary; writes k and v of the new tokens into kv at the group's slots. ``normed``: the
@@ -350,6 +350,9 @@ class Ops:
     # (KV tensors [blocks, ...] of the model and of a draft head) -> copies of their pages
     page_copies: Callable[[Sequence[torch.Tensor]], PageCopies]
     draft: DraftOps | None = None  # None: draft heads are not supported
+
+    # (embedding [V, H] in host memory, device) -> packed, to stay in host memory. None: not supported
+    pack_host_rows: Callable[[torch.Tensor, torch.device], Any] | None = None
 
     detail: str = ""  # shown after the name
 

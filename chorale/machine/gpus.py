@@ -53,8 +53,14 @@ MODELS = (
     GpuModel("A10", 23028, 0.6, "sm_86", 72, aliases=("a10g",)),
     GpuModel("A6000", 49140, 0.768, "sm_86", 84, aliases=("rtx-a6000",)),
     GpuModel("RTX-3090", 24576, 0.936, "sm_86", 82, aliases=("3090", "rtx-3090-ti", "3090-ti")),
-    GpuModel("RTX-4080", 16376, 0.717, "sm_89", 76, aliases=("4080",)),
+    GpuModel("RTX-A4000", 16376, 0.448, "sm_86", 48, aliases=("a4000",)),
+    GpuModel("RTX-4060-Ti-16GB", 16380, 0.288, "sm_89", 34, aliases=("4060-ti-16gb",)),
+    GpuModel("RTX-4070-Ti-Super", 16376, 0.672, "sm_89", 66, aliases=("4070-ti-super",)),
+    GpuModel("RTX-4080", 16376, 0.717, "sm_89", 76, aliases=("4080", "rtx-4080-super", "4080-super")),
     GpuModel("RTX-4090", 24564, 1.008, "sm_89", 128, aliases=("4090",)),
+    GpuModel("RTX-5060-Ti-16GB", 16311, 0.448, "sm_120", 36,
+             aliases=("5060-ti-16gb", "rtx-5060-ti", "5060-ti")),
+    GpuModel("RTX-5070-Ti", 16303, 0.896, "sm_120", 70, aliases=("5070-ti",)),
     GpuModel("RTX-5080", 16303, 0.96, "sm_120", 84, aliases=("5080",)),
     GpuModel("RTX-5090", 32607, 1.792, "sm_120", 170, aliases=("5090",)),
     GpuModel("RTX-6000-Ada", 49140, 0.96, "sm_89", 142, aliases=("6000-ada", "rtx6000ada")),
@@ -81,6 +87,7 @@ def _key(name: str) -> str:
 
 MOST = 64  # GPUs of a machine; also the limit of --data-parallel-size
 _SEVERAL = re.compile(r"\s*(-?\d+)\s*x(.*)", re.IGNORECASE)  # 4xh100
+_TOO_OLD = ("t4", "v100", "p100", "p40", "titanrtx", "rtx2080ti", "rtx8000", "quadrortx8000")
 _BY_KEY = {_key(name): model for model in MODELS for name in (model.name, *model.aliases)}
 
 
@@ -94,6 +101,8 @@ def find_gpu(name: str) -> GpuModel:
             f"--gpu {name}: name the GPU once; --tensor-parallel-size sets how many share a model, "
             "--data-parallel-size the number of engines (chorale fit compares the ways for --gpu 4xh100)"
         )
+    if _key(name) in _TOO_OLD:
+        raise ConfigError(f"--gpu {name}: too old; the kernels need an NVIDIA GPU of Ampere (sm_80) or newer")
     near = nearest(name.lower(), [each.name.lower() for each in MODELS])
     known = ", ".join(each.name for each in MODELS)
     raise ConfigError(f"--gpu {name}: unknown GPU{near or f'; known GPUs: {known}'}")

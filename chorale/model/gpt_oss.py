@@ -45,7 +45,7 @@ class LayerWeights:
 class Weights:
     """All parameters, packed by the ops that read them."""
 
-    embedding: torch.Tensor  # [V, H]
+    embedding: Any  # [V, H] on the device, or packed by the ops to stay in host memory
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor  # [H] float32
     head: Any  # packed [V, H]
@@ -89,7 +89,7 @@ class GptOss:
             sliding_window=config.sliding_window,
         )
         table = rope_table(config.rope, config.head_dim, max_len or config.max_position_embeddings)
-        self.rope = table.to(weights.embedding.device)
+        self.rope = table.to(weights.final_norm.device)
         # [tokens, layers, K] uint8: memory for the expert ids that the newest step chose; None: not kept.
         self.routed: torch.Tensor | None = None
         # (weights, cache group, index of its KV tensor).

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -25,6 +25,7 @@ from chorale.parallel.shares import Share
 
 # (phase, fraction of the phase 0..1, message)
 Progress = Callable[[str, float, str], None]
+_EMBEDDING = "embedding"  # its role
 _LAYERS_AHEAD = 3  # layers read ahead on a GPU, whose raw tensors take memory in addition to the packed ones
 
 
@@ -38,34 +39,49 @@ def load_weights(
     progress: Progress | None = None,
     fp8_activations: bool = False,
     share: Share | None = None,
+    host_embedding: bool = False,
 ) -> Weights:
     """Map, check and pack a checkpoint in any of the four layouts.
 
     ``dtype``: type of dense weights and decoded experts in products; ``fp8_activations``: round the experts'
-    inputs to e4m3. ``share``: the part to read; None: everything. Raises ``ConfigError`` if the ops do not
-    support this, and ``CheckpointError`` with file and tensor. The files must not change while the weights
-    are in use.
+    inputs to e4m3. ``share``: the part to read; None: everything. ``host_embedding``: the input embedding
+    stays in host memory. Raises ``ConfigError`` if the ops do not support this, and ``CheckpointError`` with
+    file and tensor. The files must not change while the weights are in use.
     """
     checkpoint = Checkpoint(Path(folder), config)
     target = torch.device(device)
     cuts = _Cuts(config, share)
     source: _Source
     if target.type == "cuda":
-        source = _Streamed(checkpoint, target, cuts)
+        source = _Streamed(checkpoint, target, cuts, skipped=_EMBEDDING if host_embedding else "")
     else:
         source = _Mapped(checkpoint, target, cuts, packed_on_host=ops.decodes_experts)
     try:
         loader = _Loader(source, config, ops, dtype, fp8_activations, share)
-        return _load(loader, config, ops, checkpoint, progress)
+        host = target if host_embedding else None
+        return _load(loader, config, ops, checkpoint, progress, host)
     finally:
         source.close()
         for file in checkpoint.files:
             file.release()
 
 
-def _packed(loader: _Loader, config: ModelConfig, ops: Ops, layers: tuple[LayerWeights, ...]) -> Weights:
+def _packed(
+    loader: _Loader,
+    config: ModelConfig,
+    ops: Ops,
+    layers: tuple[LayerWeights, ...],
+    host: torch.device | None,
+) -> Weights:
+    """``host``: the device that reads the embedding in host memory; None: it is on the device."""
+    embedding: Any
+    if host is None:
+        embedding = loader.source.read(None, _EMBEDDING)
+    else:
+        assert ops.pack_host_rows is not None
+        embedding = ops.pack_host_rows(loader.source.on_host(None, _EMBEDDING), host)
     return Weights(
-        embedding=loader.source.read(None, "embedding"),
+        embedding=embedding,
         layers=layers,
         final_norm=loader.float32(None, "final_norm"),
         head=ops.pack_head(loader.dense(None, "head")),
@@ -74,7 +90,12 @@ def _packed(loader: _Loader, config: ModelConfig, ops: Ops, layers: tuple[LayerW
 
 
 def _load(
-    loader: _Loader, config: ModelConfig, ops: Ops, checkpoint: Checkpoint, progress: Progress | None
+    loader: _Loader,
+    config: ModelConfig,
+    ops: Ops,
+    checkpoint: Checkpoint,
+    progress: Progress | None,
+    host: torch.device | None,
 ) -> Weights:
     layers = []
     for layer in range(config.num_hidden_layers):
@@ -84,7 +105,7 @@ def _load(
     if progress is not None:
         message = "embedding and output"
         progress("load", config.num_hidden_layers / (config.num_hidden_layers + 1), message)
-    weights = _packed(loader, config, ops, tuple(layers))
+    weights = _packed(loader, config, ops, tuple(layers), host)
     if progress is not None:
         progress("load", 1.0, f"{checkpoint.num_bytes / 1e9:.2f} GB")
     return weights
@@ -117,6 +138,7 @@ def weight_shapes(
     layers: int,
     fp8_activations: bool = False,
     share: Share | None = None,
+    host_embedding: bool = False,
 ) -> Weights:
     """Return the packed weights of the first ``layers`` layers as meta tensors, without a checkpoint.
 
@@ -124,7 +146,8 @@ def weight_shapes(
     """
     source = _Shapes(config, _Cuts(config, share))
     loader = _Loader(source, config, ops, dtype, fp8_activations, share)
-    return _packed(loader, config, ops, tuple(map(loader.layer, range(layers))))
+    host = torch.device("meta") if host_embedding else None
+    return _packed(loader, config, ops, tuple(map(loader.layer, range(layers))), host)
 
 
 class _Source(Protocol):
@@ -133,6 +156,10 @@ class _Source(Protocol):
     def has(self, layer: int | None, role: str) -> bool: ...
 
     def read(self, layer: int | None, role: str) -> torch.Tensor: ...
+
+    def on_host(self, layer: int | None, role: str) -> torch.Tensor:
+        """Returns a tensor that ``read`` does not return, in host memory."""
+        ...
 
     def close(self) -> None: ...
 
@@ -173,6 +200,8 @@ class _Shapes:
         shape = spec.shape if cut is None else cut.shape(spec.shape)
         return torch.ones(shape, dtype=dtype, device="meta" if shape else "cpu")
 
+    on_host = read
+
     def close(self) -> None:
         return None
 
@@ -190,20 +219,25 @@ class _Mapped:
         return self._checkpoint.has(layer, role)
 
     def read(self, layer: int | None, role: str) -> torch.Tensor:
+        part = self.on_host(layer, role)
+        return part if self._packed_on_host and part.dtype == torch.uint8 else part.to(self._device)
+
+    def on_host(self, layer: int | None, role: str) -> torch.Tensor:
         whole = self._checkpoint.read(layer, role)
         cut = self._cuts.cut(self._checkpoint.spec(layer, role))
-        part = whole if cut is None else cut.of(whole)
-        return part if self._packed_on_host and part.dtype == torch.uint8 else part.to(self._device)
+        return whole if cut is None else cut.of(whole)
 
     def close(self) -> None:
         return None
 
 
 class _Streamed:
-    """Reads tensors in the order of ``_load``, a few layers ahead."""
+    """Reads tensors in the order of ``_load``, a few layers ahead, but none of the role ``skipped``."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, cuts: _Cuts) -> None:
-        self._checkpoint, self._cuts = checkpoint, cuts
+    def __init__(
+        self, checkpoint: Checkpoint, device: torch.device, cuts: _Cuts, *, skipped: str = ""
+    ) -> None:
+        self._checkpoint, self._cuts, self._skipped = checkpoint, cuts, skipped
         self._reader = DeviceReader(checkpoint, device)
         self._layers: deque[int | None] = deque([*range(checkpoint.num_layers), None])
         self._arrivals: dict[tuple[int | None, str], Arrival] = {}
@@ -219,6 +253,9 @@ class _Streamed:
             self._start_layer()
         return tensor
 
+    def on_host(self, layer: int | None, role: str) -> torch.Tensor:
+        return self._checkpoint.read(layer, role)
+
     def close(self) -> None:
         self._reader.close()
 
@@ -226,6 +263,8 @@ class _Streamed:
         if self._layers:
             layer = self._layers.popleft()
             for spec in filter(self._cuts.is_read, self._checkpoint.specs(layer)):
+                if spec.role == self._skipped:
+                    continue
                 self._arrivals[layer, spec.role] = self._reader.start(layer, spec.role, self._cuts.cut(spec))
 
 

@@ -10,6 +10,7 @@ from chorale.kernels.ops import Ops
 from chorale.kernels.triton.attention.decode import attention
 from chorale.kernels.triton.attention.plan import plan_attention
 from chorale.kernels.triton.dense.draft import TRITON_DRAFT_OPS
+from chorale.kernels.triton.dense.host_rows import HostRows, pack_host_rows
 from chorale.kernels.triton.dense.linear import Linear, pack_head, pack_linear, project_head
 from chorale.kernels.triton.dense.norm import rms_norm
 from chorale.kernels.triton.dense.qkv import qkv_rope_cache
@@ -23,7 +24,9 @@ from chorale.kernels.triton.sampling.draft_steps import accept, draft_passes, ve
 from chorale.kernels.triton.sampling.sample import make_sampler
 
 
-def embed(embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+def embed(embedding: torch.Tensor | HostRows, token_ids: torch.Tensor) -> torch.Tensor:
+    if isinstance(embedding, HostRows):
+        return embedding.gather(token_ids)
     return F.embedding(token_ids, embedding).float()
 
 
@@ -53,6 +56,7 @@ TRITON_OPS = Ops(
     draft_passes=draft_passes,
     page_copies=TritonPageCopies,
     draft=TRITON_DRAFT_OPS,
+    pack_host_rows=pack_host_rows,
     supports_fp8_kv=True,
     capturable=True,
     precompiler=None if triton.knobs.runtime.interpret else make_precompiler,  # nothing to compile

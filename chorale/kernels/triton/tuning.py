@@ -208,6 +208,12 @@ class ArchTuning:
 
 KIB = 1024
 H200 = ArchTuning(132, 228 * KIB)
+
+
+def _consumer(multiprocessors: int) -> ArchTuning:
+    return ArchTuning(multiprocessors, 100 * KIB, prefill=PrefillTile(64, 64, False, 4, 2))
+
+
 # Keys are the compilers' names. All tables except the H200's are derived from it, the hardware's sizes and
 # the compiler (two programs of every kernel fit a multiprocessor, at most two registers are spilled) and were
 # never run.
@@ -219,6 +225,11 @@ ARCH_TUNINGS = {
     ),
     "sm_90": H200,
     "sm_100": ArchTuning(148, 228 * KIB),  # B200
+    # Consumer GPUs: 100 KiB, of which a program gets at most 99. The paired tiles do not fit.
+    "sm_86": _consumer(84),  # RTX 3090, A10, A4000, A6000
+    "sm_89": _consumer(142),  # RTX 4080, L4, L40S
+    "sm_120": _consumer(188),  # RTX 5080, RTX PRO 6000
+    "sm_121": _consumer(48),  # DGX Spark
     "gfx942": ArchTuning(  # MI300X, MI325X: a quarter of the shared memory, so fewer steps ahead
         304,
         64 * KIB,
@@ -249,9 +260,8 @@ def wave_size(architecture: str) -> int:
 def arch_tuning(architecture: str, multiprocessors: int) -> ArchTuning:
     """Return the table of ``sm_XY`` or ``gfxXYZ``, or the least demanding table of its family."""
     least = "gfx942" if architecture.startswith("gfx9") else "gfx1201"
-    # Sm_120 has even less shared memory than an A100, so it cannot use the B200's table.
     if architecture.startswith("sm_"):
-        least = "sm_100" if architecture.startswith("sm_10") else "sm_80"
+        least = "sm_100" if architecture.startswith("sm_10") else "sm_86"
     found = ARCH_TUNINGS.get(architecture, ARCH_TUNINGS[least])
     return replace(found, multiprocessors=multiprocessors)
 

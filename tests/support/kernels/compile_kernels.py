@@ -1,10 +1,11 @@
 """A script that compiles every kernel of a server for a given GPU. Needs Triton, but no GPU.
 
-    python -m tests.support.kernels.compile_kernels h200|a100|b200|mi300x|... [each] [-v]
+    python -m tests.support.kernels.compile_kernels h200|a100|b200|mi300x|... [each | default | NAME ...] [-v]
 
 It compiles the kernels that ``chorale warm`` finds for the configurations below, and those of drafts and of
 the host tier, which ``warm`` leaves to the server. "each": only the first variant of each kernel, from few
-configurations. -v: print the shared memory of each. One GPU per process, because Triton caches its target.
+configurations; "default": those of a server of 20b without options; NAME: all variants of this kernel there.
+-v: print what each takes. One GPU per process, because Triton caches its target.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from chorale.kernels.triton.sampling import draft_steps, sample
 from chorale.machine.gpus import find_gpu, hardware_of
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.serve.engine.warm import Target, ranks_of, shapes_of
-from tests.support.kernels.hazards import disassemble, overwritten
+from tests.support.kernels.hazards import disassemble, overwritten, resources
 
 # Several ranks come first: one rank launches some of their kernels in variants that exchange nothing.
 EACH: list[tuple[str, dict[str, Any]]] = [("20b", {"tensor_parallel_size": 2}), ("20b", {})]
@@ -309,6 +310,9 @@ def check(compiled: Any, name: str, arch: tuning.ArchTuning) -> bool:
         bad = overwritten(disassemble(compiled.asm["cubin"]))
         assert not bad, bad[:5]
         return False
+    if arch.shared == 100 * tuning.KIB:  # a program gets 1 KiB less than a multiprocessor has
+        shared = compiled.metadata.shared + resources(compiled.asm["cubin"])["SHARED"]
+        assert shared <= arch.shared - 1024, f"{name}: {shared} bytes of shared memory"
     programs = FEWEST_PROGRAMS_OF.get(name, 2)
     assert programs * compiled.metadata.shared <= arch.shared, f"{name}: {programs} programs do not fit"
     count = spilled(compiled)
@@ -319,18 +323,31 @@ def check(compiled: Any, name: str, arch: tuning.ArchTuning) -> bool:
     return reaches_peers
 
 
-def main(gpu_name: str, each: bool, verbose: bool) -> None:
+def show(name: str, compiled: Any) -> None:
+    """Prints shared memory (bytes), registers per thread and spilled registers of a kernel."""
+    shared, registers = compiled.metadata.shared, "-"
+    if "cubin" in compiled.asm:
+        found = resources(compiled.asm["cubin"])
+        shared, registers = shared + found["SHARED"], str(found["REG"])
+    print(f"{name:36} shared {shared:6} registers {registers:>3} spilled {spilled(compiled):3}", flush=True)
+
+
+def main(gpu_name: str, chosen: list[str], verbose: bool) -> None:
     gpu = find_gpu(gpu_name)
     target = Target(hardware_of(gpu), gpu.architecture, gpu.multiprocessors)
     arch = tuning.ARCH_TUNINGS[gpu.architecture]
-    configs = EACH if each else CONFIGS + (HOPPER_CONFIGS if gpu.architecture == "sm_90" else [])
+    each, is_whole = chosen == ["each"], not chosen
+    is_some = chosen not in ([], ["each"], ["default"])
+    configs = CONFIGS + (HOPPER_CONFIGS if gpu.architecture == "sm_90" else []) if is_whole else EACH
+    if chosen and not each:
+        configs = [("20b", {})]
     names, over_ranks, faults = set[str](), set[str](), list[str]()
     with compiled_for(target.architecture, target.multiprocessors):
-        kernels = kernels_of_servers(target, configs, 1 if each else 8) + list(
-            kernels_of_drafts_and_pages(target, arch)
-        )
+        kernels = kernels_of_servers(target, configs, 8 if is_whole else 1)
+        if each or is_whole:
+            kernels += kernels_of_drafts_and_pages(target, arch)
         for name, compile_ in kernels:
-            if each and name in names:
+            if (each and name in names) or (is_some and name not in chosen):
                 continue
             names.add(name)
             compiled = compile_()
@@ -340,11 +357,13 @@ def main(gpu_name: str, each: bool, verbose: bool) -> None:
             except AssertionError as error:
                 faults.append(str(error))
             if verbose:
-                print(f"{name:32} shared {compiled.metadata.shared:7} bytes", flush=True)
+                show(name, compiled)
     assert not faults, faults
-    assert over_ranks == (OVER_RANKS if gpu.architecture.startswith("sm_") else set()), over_ranks
+    assert names >= set(chosen) - {"each", "default"}, names
+    if each or is_whole:
+        assert over_ranks == (OVER_RANKS if gpu.architecture.startswith("sm_") else set()), over_ranks
     print(f"{gpu.name}: {len(kernels)} kernels recorded, of {len(names)} functions")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], "each" in sys.argv, "-v" in sys.argv)
+    main(sys.argv[1], [word for word in sys.argv[2:] if word != "-v"], "-v" in sys.argv)

@@ -22,11 +22,22 @@ Instruction = tuple[int, str]  # (address, text without its predicate)
 
 def disassemble(cubin: bytes) -> str:
     """Disassembles a cubin with the tool in Triton's package."""
+    return _cuobjdump("--dump-sass", cubin)
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Returns what a kernel takes: REG (registers per thread), SHARED (bytes that are not requested at its
+    launch), STACK and others, as ptxas counted them."""
+    text = _cuobjdump("--dump-resource-usage", cubin).partition("Function")[2]
+    return {name: int(count) for name, count in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", text)}
+
+
+def _cuobjdump(what: str, cubin: bytes) -> str:
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run([tool, "--dump-sass", file.name], capture_output=True, text=True, check=True)
+        done = subprocess.run([tool, what, file.name], capture_output=True, text=True, check=True)
     return done.stdout
 
 
