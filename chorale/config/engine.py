@@ -81,6 +81,7 @@ class EngineConfig:
     kv_offloading_size: float | None = (
         None  # GiB of host memory for KV pages, all ranks together; None or 0: off
     )
+    cpu_offload_params: tuple[str, ...] | None = None  # weights in host memory; None: decide for me
     kv_cache_dtype: Literal["auto", "bfloat16", "float32", "fp8", "fp8_e4m3"] = "auto"
     moe_activation_dtype: Literal["auto", "bfloat16", "fp8"] = "auto"  # fp8: e4m3, for large batches
     enable_prefix_caching: bool = True
@@ -232,6 +233,9 @@ def check_least(given: object, least: Mapping[str, int]) -> None:
 VALID_SIZES = (1, 2, 4, 8)
 
 
+OFFLOADED = ("embedding", "embed_tokens", "none")  # the second is its name in the published checkpoints
+
+
 def check_size(size: int) -> None:
     """Raises ``ConfigError`` for a number of ranks that no model supports."""
     if size not in VALID_SIZES:
@@ -280,6 +284,12 @@ def check_sizes(config: EngineConfig) -> None:
     ids = [str(each) for each in config.device_ids]
     if len(set(ids)) < len(ids) or len({each.isdigit() for each in ids}) > 1:
         raise ConfigError(f"--device-ids {','.join(ids)}: must be different numbers, or different UUIDs")
+    for name in config.cpu_offload_params or ():
+        if name not in OFFLOADED:
+            raise ConfigError(
+                f"--cpu-offload-params {name}: must be embedding or none, as no other weights can stay in "
+                "host memory"
+            )
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
 

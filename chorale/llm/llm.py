@@ -55,7 +55,7 @@ _IGNORED = {
     "tokenizer_mode": "the harmony vocabulary is built in",
     "trust_remote_code": "no remote code is ever run",
     "tokenizer_revision": "the harmony vocabulary is built in",
-    "cpu_offload_gb": "weights are not offloaded",
+    "cpu_offload_gb": "see cpu_offload_params",
     "max_seq_len_to_capture": "graphs are captured as needed",
     "disable_log_stats": "LLM logs no statistics",
     "enable_chunked_prefill": "prefill is always chunked",

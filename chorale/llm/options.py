@@ -44,6 +44,7 @@ class EngineOptions(TypedDict, total=False):
     gpu_memory_utilization: float
     kv_cache_memory_bytes: int | None
     kv_offloading_size: float | None
+    cpu_offload_params: Sequence[str] | None
     kv_cache_dtype: Literal["auto", "bfloat16", "float32", "fp8", "fp8_e4m3"]
     moe_activation_dtype: Literal["auto", "bfloat16", "fp8"]
     enable_prefix_caching: bool

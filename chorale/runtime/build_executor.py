@@ -17,6 +17,7 @@ from chorale.runtime.offload.transfers import PageTransfers
 from chorale.runtime.sampling.grammar import GrammarRows
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.sizing.graph_sizes import MIXED_TOKENS, MOST_DRAFTING_ROWS
+from chorale.runtime.sizing.memory import LEAN_PROMPT_ROWS, PROMPT_ROWS
 from chorale.runtime.sizing.resolve import Resolved
 from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
@@ -115,8 +116,9 @@ def make_worker(
     own = [] if drafting is None or drafting.head is None else [drafting.head.kv]
     transfers = make_transfers(model, [*kv, *own], resolved, device)
     return Worker(
-        device, model, kv, buffers, sampler, grammar, decode_graphs, mixed_graphs, drafting, transfers
-    )
+        device, model, kv, buffers, sampler, grammar, decode_graphs, mixed_graphs, drafting, transfers,
+        LEAN_PROMPT_ROWS if resolved.is_lean else PROMPT_ROWS,
+    )  # fmt: skip
 
 
 def _most_tokens(resolved: Resolved) -> int:

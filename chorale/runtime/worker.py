@@ -26,7 +26,7 @@ from chorale.runtime.sampling.batch import SamplingBatch
 from chorale.runtime.sampling.grammar import Fetch, GrammarRows, Masks
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.sizing.graph_sizes import MIXED_ROWS
-from chorale.runtime.sizing.memory import LOGIT_ROWS
+from chorale.runtime.sizing.memory import LOGIT_ROWS, PROMPT_ROWS
 from chorale.runtime.steps.batch import (
     DraftTensors,
     StepBatch,
@@ -38,7 +38,6 @@ from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, dummy_plan
 from chorale.runtime.steps.results import PendingLogprobs, empty_result, grid_result, make_result
 
 LogitsOf = Callable[[slice], torch.Tensor]  # slice of the samples -> their logits, float32
-_PROMPT_ROWS_AT_ONCE = 64  # rows of logits in one log-probability pass
 
 
 class Worker:
@@ -56,14 +55,17 @@ class Worker:
         mixed_graphs: MixedGraphRunner | None = None,
         drafting: Drafting | None = None,
         transfers: PageTransfers | None = None,
+        prompt_rows: int = PROMPT_ROWS,
     ) -> None:
         """``decode_graphs`` and ``mixed_graphs`` run the steps that they support; None: every step is
-        launched. ``drafting``: required if plans have drafts; ``transfers``: if they have transfers."""
+        launched. ``drafting``: required if plans have drafts; ``transfers``: if they have transfers.
+        ``prompt_rows``: positions of a prompt whose log-probabilities are computed at once."""
         self._device, self._model, self._kv = device, model, kv
         self._buffers, self._sampler, self._grammar = buffers, sampler, grammar
         self._decode_graphs, self._mixed_graphs = decode_graphs, mixed_graphs
         self._drafting = drafting
         self._transfers = transfers
+        self._prompt_rows = prompt_rows
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Callable[[], StepResult]:
@@ -198,12 +200,10 @@ class Worker:
 
         A few positions at a time go through the output head: all at once would take gigabytes.
         """
-        prompt = []
+        prompt, rows = [], self._prompt_rows
         for request in step.prompt:
             indices = torch.arange(request.first, request.first + len(request.targets), device=hidden.device)
-            for index, targets in zip(
-                indices.split(_PROMPT_ROWS_AT_ONCE), request.targets.split(_PROMPT_ROWS_AT_ONCE), strict=True
-            ):
+            for index, targets in zip(indices.split(rows), request.targets.split(rows), strict=True):
                 logits = self._model.logits(hidden, index)
                 tensors = self._sampler.logprobs(logits, targets, request.num_top)
                 prompt.append(PendingLogprobs(request.entry, tensors))

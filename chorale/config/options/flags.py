@@ -80,6 +80,9 @@ ENGINE_FLAGS = (
          "share of the device's memory to use", least=0, above=True, most=1),
     Flag("kv-cache-memory-bytes", "size", "engine.kv_cache_memory_bytes", "size of the KV pool in bytes",
          least=1),
+    Flag("cpu-offload-params", "list", "engine.cpu_offload_params",
+         "embedding: the input embedding stays in pinned host memory, where the GPU reads it; none: all "
+         "weights are on the GPU; by default embedding if the GPU has little memory"),
     Flag("kv-cache-dtype", "str", "engine.kv_cache_dtype",
          "type of keys and values: auto, bfloat16, float32 or fp8 (e4m3)"),
     Flag("moe-activation-dtype", "str", "engine.moe_activation_dtype",

@@ -15,6 +15,7 @@ from chorale.runtime.sizing.memory import GIB, KvGeometry, gib
 
 CPU_SHARE = 0.25  # share of the memory left after the weights: a CPU host has other work
 CPU_MOST = 16 * GIB
+LONG_CONTEXT = 32768  # tokens: a GPU with room for fewer has little memory (``economy.py``)
 LITTLE_CONTEXT = 4096  # tokens: less is a short chat, and is reported
 CPU_TOKENS = 4096  # tokens per row; a CPU is too slow for all rows to be longer at the same time
 NOTABLE = GIB  # less memory held by other processes on a GPU is not reported
@@ -24,22 +25,26 @@ NOTABLE = GIB  # less memory held by other processes on a GPU is not reported
 class PoolSize:
     """``missing``: bytes by which weights and activations exceed the budget, or, for a requested size on a
     CPU, they and the pool the free memory. ``is_shared``: memory of other processes limited the size.
+    ``is_roomy``: it has room for a long request, and the memory is there.
     """
 
     num_blocks: int
     reason: str
     missing: int = 0
     is_shared: bool = False
+    is_roomy: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRequest:
-    """Inputs of the pool's size. ``fixed``: bytes of weights and activations."""
+    """Inputs of the pool's size. ``fixed``: bytes of weights and activations; ``least``: bytes of a roomy
+    pool."""
 
     geometry: KvGeometry
     max_num_seqs: int
     max_model_len: int
     fixed: int
+    least: int = 0
 
     def useful_blocks(self, num_tokens: int) -> int:
         """Return the blocks for every row at ``num_tokens`` and one row at full length."""
@@ -54,19 +59,21 @@ def size_pool(config: EngineConfig, hardware: Hardware, request: PoolRequest) ->
     """
     per_block = request.geometry.bytes_per_block
     asked = _asked_size(config, per_block)
+    budget, reason, is_shared = _budget(config, hardware, request.fixed)
     if asked is not None:
         _check_memory(asked, per_block, hardware)
         if hardware.kind != "cpu":
-            return asked
+            return replace(asked, is_roomy=asked.num_blocks * per_block <= budget)
         wanted = request.fixed + asked.num_blocks * per_block
         return replace(asked, missing=max(wanted - hardware.free_bytes, 0))
-    budget, reason, is_shared = _budget(config, hardware, request.fixed)
     blocks = max(budget, 0) // per_block
     length = min(request.max_model_len, CPU_TOKENS if hardware.kind == "cpu" else request.max_model_len)
     useful = request.useful_blocks(length)
     if blocks > useful:
         return PoolSize(useful, f"room for {request.max_num_seqs} sequences of {length} tokens")
-    return PoolSize(blocks, reason, max(-budget, 0), is_shared)
+    wanted = LONG_CONTEXT if config.max_model_len is None else max(length, LONG_CONTEXT)
+    enough = max(request.geometry.blocks_for(wanted), request.least // per_block)
+    return PoolSize(blocks, reason, max(-budget, 0), is_shared, blocks >= min(enough, useful))
 
 
 def _asked_size(config: EngineConfig, per_block: int) -> PoolSize | None:

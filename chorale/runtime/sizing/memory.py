@@ -19,11 +19,15 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, E4M3: 1}
 # take 7 GB on top of its experts.
 SMALL_PARAMETERS = 500_000_000
 LOGIT_ROWS = 256  # rows of logits at once, 206 MB; the head is no slower in pieces of this size
+PROMPT_ROWS, LEAN_PROMPT_ROWS = 64, 16  # the same for log-probabilities of prompts
 KEPT_ROWS = 64  # graphs of up to this many rows keep their logits; copying more would take too long
 GRAPH_BYTES = 4 * 2**20  # one captured step without its tensors
 LEFT_OUT = 192  # most unused columns in an expert's last tile (GroupedTile.most_left_out)
 # Compiled kernels, libraries' workspaces, and fragmentation of the allocator's memory.
 CUDA_RESERVE = 7 * GIB // 4
+# The same for lean steps (``economy.py``): cuBLAS's workspaces of two streams (32 MiB each on Hopper), loaded
+# kernels, and the unused ends of the allocator's segments. An estimate, not measured.
+LEAN_RESERVE = GIB // 4
 # Buffers of NCCL (RCCL, HCCL) and its part of the context. A guess, not measured: they depend on version,
 # channels and links.
 NCCL_BYTES = 3 * GIB // 4
@@ -122,6 +126,20 @@ def activation_bytes(model: ModelConfig, num_tokens: int, num_rows: int, dtype: 
 
 def _token_bytes(model: ModelConfig) -> int:
     return (8 * model.hidden_size + 3 * model.num_experts_per_tok * model.intermediate_size) * 4
+
+
+def lean_step_bytes(model: ModelConfig, num_tokens: int, num_rows: int) -> int:
+    """Return the bytes of one step of a GPU with little memory: what the kernels allocate at most (x, q and
+    attention's result, inputs, SwiGLU's and down's results of each pair; ``tests/runtime/test_small_gpu.py``
+    counts it) and a third more for fragmentation; and the logits of ``num_rows`` rows, three times."""
+    pairs, num_rows = model.num_experts_per_tok, max(num_rows, LEAN_PROMPT_ROWS)
+    each = (model.hidden_size * 4 + model.intermediate_size * 2) * pairs + model.hidden_size * 4 * 4
+    return num_tokens * each * 4 // 3 + min(num_rows, LOGIT_ROWS) * model.vocab_size * 4 * 3
+
+
+def embedding_bytes(model: ModelConfig, dtype: str) -> int:
+    """Return the bytes of the input embedding."""
+    return model.vocab_size * model.hidden_size * DTYPE_BYTES[dtype]
 
 
 def processor_bytes(model: ModelConfig, num_rows: int) -> int:

@@ -5,7 +5,9 @@ All defaults are decided here. Torch-free.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeVar
 
 from chorale.config.cache_dtype import E4M3, cache_dtype
@@ -19,6 +21,14 @@ from chorale.machine.platforms import PLATFORMS
 from chorale.model.config import ModelConfig
 from chorale.parallel.shares import cuts_by_expert, shares_of
 from chorale.runtime.sizing.drafts import DraftMemory, draft_memory
+from chorale.runtime.sizing.economy import (
+    ECONOMIES,
+    EMBEDDING,
+    USUAL,
+    Economy,
+    has_host_embedding,
+    lean_bytes,
+)
 from chorale.runtime.sizing.graph_sizes import (
     MIXED_ROWS,
     MIXED_TOKENS,
@@ -30,6 +40,7 @@ from chorale.runtime.sizing.graph_sizes import (
 from chorale.runtime.sizing.kv_pool import (
     LITTLE_CONTEXT,
     PoolRequest,
+    PoolSize,
     check_one_fits,
     check_rows,
     size_pool,
@@ -40,6 +51,7 @@ from chorale.runtime.sizing.memory import (
     SMALL_PARAMETERS,
     KvGeometry,
     activation_bytes,
+    embedding_bytes,
     gib,
     graph_bytes,
     kv_geometry,
@@ -60,6 +72,7 @@ GPU_PROMPT_DELAY = 0.012
 CPU_BATCH_DELAYS = (0.01, 0.04)
 GPU_BATCH_DELAYS = (0.004, 0.03)
 GPU_LEAST_CHUNK = 1024  # tokens: fewer save little, because all experts are read and all kernels launched
+_SHORT = "little device memory"
 MAX_PROMPT_DELAY = 0.25  # with many waiting prompts or slow steps; a GPU's whole token budget takes less
 
 Number = TypeVar("Number", int, float, str)
@@ -96,6 +109,10 @@ class Resolved:
     drafts: DraftMemory | None = None  # memory of the draft head; None: no head
     host_tier: HostTierSizes | None = None  # the host memory tier; None: no tier
     int8: bool = False  # dense weights are rounded to 8 bits
+    host_embedding: bool = False  # the input embedding stays in host memory, and kernels read it there
+    is_lean: bool = False  # sizes for a GPU with little memory
+    workspace: int = 0  # bytes beside weights and KV pool: steps, graphs, libraries
+    is_roomy: bool = True  # the KV pool has room for a long request
     missing: int = 0  # bytes by which weights and a requested pool exceed a CPU's free memory
 
     @property
@@ -150,6 +167,27 @@ def resolve(
     ops support an fp8 KV cache. ``precision``: precision of the CPU ops; None: other ops are used.
     """
     check_model(config, model)
+    attempt = partial(_resolve, config, model, hardware, can_overlap, can_capture, supports_fp8_kv, precision)
+    economies = ECONOMIES if can_capture and hardware.kind in ("cuda", "rocm") else (USUAL,)
+    for economy in economies[:-1]:
+        with suppress(ConfigError):  # one that has another reason than memory comes again below
+            found = attempt(economy)
+            if found.is_roomy:
+                return found
+    return attempt(economies[-1])
+
+
+def _resolve(
+    config: EngineConfig,
+    model: ModelConfig,
+    hardware: Hardware,
+    can_overlap: bool,
+    can_capture: bool,
+    supports_fp8_kv: bool,
+    precision: Literal["int8", "exact"] | None,
+    economy: Economy,
+) -> Resolved:
+    """``resolve`` with the defaults of one economy."""
     speculation = config.speculative_config
     part = share_of_first(config, model)  # all ranks use the sizes of the largest share
     decide = _Decider()
@@ -157,7 +195,7 @@ def resolve(
     _note_ranks_and_platform(config, hardware, decide)
     pages = ("float32", "--cpu-precision exact") if precision == "exact" else (dtype, "same as dtype")
     kv_dtype = _kv_dtype(config, decide, pages, supports_fp8_kv and not hardware.decodes_experts)
-    step = _step_sizes(config, model, hardware, decide)
+    step = _step_sizes(config, model, hardware, decide, economy)
     drafts = draft_memory(
         speculation,
         model,
@@ -171,21 +209,22 @@ def resolve(
     geometry = kv_geometry(part, step.block_size, kv_dtype, drafts.per_block)
     host_tier = _host_tier(config, decide, geometry, step.tokens)
     graph_rows = _graph_rows(config, decide, step.seqs, can_capture)
-    mixed_graphs = bool(graph_rows) and config.mixed_cuda_graphs
+    mixed_graphs = bool(graph_rows) and config.mixed_cuda_graphs and not economy.is_lean
     if graph_rows and not mixed_graphs:
-        decide.decisions.append(Decision("mixed_cuda_graphs", False, "requested", chosen=False))
+        decide.pick("mixed_cuda_graphs", None if config.mixed_cuda_graphs else False, False, _SHORT)
+    host_embedding = _host_embedding(config, model, hardware, dtype, decide, economy, can_capture)
     fixed = weight_bytes(part, dtype, decoded=hardware.decodes_experts, int8=precision == "int8")
-    fixed += activation_bytes(part, step.tokens, step.seqs, dtype) + drafts.weights + drafts.activations
+    fixed += drafts.weights + drafts.activations - (embedding_bytes(part, dtype) if host_embedding else 0)
     if host_tier is not None:
         fixed += host_tier.device_bytes + (host_tier.host_bytes if hardware.kind == "cpu" else 0)
-    if hardware.kind != "cpu":
-        fixed += _device_bytes(config, model, part, hardware, step, graph_rows, dtype)
-    longest, num_blocks, missing = _pool(
-        config, model, hardware, decide, geometry, kv_dtype, step.seqs, fixed
-    )
+    workspace = _workspace(config, model, part, hardware, step, graph_rows, dtype, economy)
+    wanted = config.max_model_len or model.max_position_embeddings
+    least = workspace // 2 if economy is USUAL else 0  # a smaller pool is better served by smaller steps
+    request = PoolRequest(geometry, step.seqs, wanted, fixed + workspace, least)
+    longest, size = _pool(config, model, hardware, decide, kv_dtype, request)
     async_scheduling = _async_scheduling(config, decide, can_overlap)
     return Resolved(
-        limits=_limits(config, model, hardware, step, num_blocks, longest, async_scheduling, host_tier),
+        limits=_limits(config, model, hardware, step, size.num_blocks, longest, async_scheduling, host_tier),
         dtype=dtype,
         kv_dtype=kv_dtype,
         geometry=geometry,
@@ -199,7 +238,11 @@ def resolve(
         notes=tuple(decide.notes),
         host_tier=host_tier,
         int8=precision == "int8",
-        missing=missing,
+        missing=size.missing,
+        host_embedding=host_embedding,
+        is_lean=economy.is_lean,
+        workspace=workspace,
+        is_roomy=size.is_roomy,
     )
 
 
@@ -224,15 +267,18 @@ def _note_ranks_and_platform(config: EngineConfig, hardware: Hardware, decide: _
         decide.note(PLATFORMS[hardware.kind].state)
 
 
-def _step_sizes(config: EngineConfig, model: ModelConfig, hardware: Hardware, decide: _Decider) -> _StepSizes:
+def _step_sizes(
+    config: EngineConfig, model: ModelConfig, hardware: Hardware, decide: _Decider, economy: Economy
+) -> _StepSizes:
     cpu, default = hardware.kind == "cpu", f"default on {hardware.kind}"
-    seqs = (64 if model.num_parameters <= SMALL_PARAMETERS else 16) if cpu else 1024
-    tokens = 2048 if cpu or hardware.decodes_experts else 8192
+    seqs = (64 if model.num_parameters <= SMALL_PARAMETERS else 16) if cpu else economy.seqs
+    tokens = 2048 if cpu or hardware.decodes_experts else economy.tokens
+    few = default if economy is USUAL else _SHORT
     delay = CPU_PROMPT_DELAY if cpu else GPU_PROMPT_DELAY
     step = _StepSizes(
         decide.pick("block_size", config.block_size, 16 if cpu else 64, default),
-        decide.pick("max_num_seqs", config.max_num_seqs, seqs, default),
-        decide.pick("max_num_batched_tokens", config.max_num_batched_tokens, tokens, default),
+        decide.pick("max_num_seqs", config.max_num_seqs, seqs, few),
+        decide.pick("max_num_batched_tokens", config.max_num_batched_tokens, tokens, few),
         decide.pick("prompt_delay", config.prompt_delay, delay, default),
     )
     longest = config.max_model_len or model.max_position_embeddings
@@ -240,7 +286,28 @@ def _step_sizes(config: EngineConfig, model: ModelConfig, hardware: Hardware, de
     return step
 
 
-def _device_bytes(
+def _host_embedding(
+    config: EngineConfig,
+    model: ModelConfig,
+    hardware: Hardware,
+    dtype: str,
+    decide: _Decider,
+    economy: Economy,
+    can_gather: bool,
+) -> bool:
+    """Returns whether the input embedding stays in host memory, beside a device with memory of its own."""
+    found = hardware.kind != "cpu" and has_host_embedding(config, economy, can_gather=can_gather)
+    if found:
+        size = gib(embedding_bytes(model, dtype))
+        asked = None if config.cpu_offload_params is None else EMBEDDING
+        decide.pick("cpu_offload_params", asked, EMBEDDING, f"{_SHORT}; {size} stay in host memory")
+    if economy is not USUAL:
+        where = "the input embedding stays in host memory, and " if found and asked is None else ""
+        decide.note(f"{_SHORT}: {where}steps are smaller (see max_num_seqs and max_num_batched_tokens)")
+    return found
+
+
+def _workspace(
     config: EngineConfig,
     model: ModelConfig,
     part: ModelConfig,
@@ -248,14 +315,24 @@ def _device_bytes(
     step: _StepSizes,
     graph_rows: tuple[int, ...],
     dtype: str,
+    economy: Economy,
 ) -> int:
-    """Return the bytes that a GPU or NPU needs in addition to weights, activations and the pool."""
+    """Return the bytes that a device needs in addition to weights and the pool."""
+    steps = activation_bytes(part, step.tokens, step.seqs, dtype)
+    if hardware.kind == "cpu":
+        return steps
     most = max(step.tokens, step.seqs, *graph_rows)
+    ranks = rank_bytes(config, model, most, dtype, has_peers=hardware.kind == "cuda")
+    longest = config.max_model_len or model.max_position_embeddings
+    if economy.is_lean:
+        blocks = -(-longest // step.block_size) + 1
+        return ranks + lean_bytes(config, part, step.tokens, step.seqs, graph_rows, blocks)
     return (
-        CUDA_RESERVE
+        steps
+        + CUDA_RESERVE
         + _graph_bytes(config, part, graph_rows, step.block_size)
         + processor_bytes(model, step.seqs)
-        + rank_bytes(config, model, most, dtype, has_peers=hardware.kind == "cuda")
+        + ranks
     )
 
 
@@ -396,16 +473,12 @@ def _pool(
     model: ModelConfig,
     hardware: Hardware,
     decide: _Decider,
-    geometry: KvGeometry,
     kv_dtype: str,
-    seqs: int,
-    fixed: int,
-) -> tuple[int, int, int]:
-    """Return (max_model_len, num_blocks, missing bytes). The model's maximum is reduced to the pool's
-    capacity; a requested length is not.
-    """
-    wanted = config.max_model_len or model.max_position_embeddings
-    request = PoolRequest(geometry, seqs, wanted, fixed)
+    request: PoolRequest,
+) -> tuple[int, PoolSize]:
+    """Return max_model_len and the size. The model's maximum is reduced to the pool's capacity; a requested
+    length is not."""
+    wanted, geometry = request.max_model_len, request.geometry
     size = size_pool(config, hardware, request)
     if size.is_shared and (others := who_holds(hardware)):
         decide.notes.append(f"{others}; the KV cache gets the rest ({size.num_blocks} blocks)")
@@ -429,7 +502,7 @@ def _pool(
         decide.notes.append(
             f"weights, activations and KV pool exceed the free memory by {gib(size.missing)}: {size.reason}"
         )
-    return wanted, size.num_blocks, size.missing
+    return wanted, size
 
 
 def _async_scheduling(config: EngineConfig, decide: _Decider, can_overlap: bool) -> bool:

@@ -256,6 +256,7 @@ def load_model(
         progress=progress,
         fp8_activations=fp8_activations,
         share=share,
+        host_embedding=resolved.host_embedding,
     )
     own = model_config if share is None else model_config.part(share)
     return GptOss(own, weights, ops, resolved.limits.max_model_len)

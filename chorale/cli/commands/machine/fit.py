@@ -21,7 +21,7 @@ from chorale.machine.hardware import Hardware, available_memory, check_gpus, cpu
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.runtime.sizing.kv_pool import LITTLE_CONTEXT
-from chorale.runtime.sizing.memory import gib, token_bytes, weight_bytes
+from chorale.runtime.sizing.memory import embedding_bytes, gib, token_bytes, weight_bytes
 from chorale.runtime.sizing.resolve import Resolved, cpu_precision, resolve, share_of_first
 
 USAGE = """usage: chorale fit MODEL [--gpu NAME ...] [the options of chorale serve]
@@ -234,13 +234,19 @@ def rank_share(settings: Settings, model: ModelConfig) -> ModelConfig:
 def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False, on_cpu: bool = False) -> None:
     limits, geometry = resolved.limits, resolved.geometry
     tokens = geometry.tokens_in(limits.num_blocks)
-    full = limits.num_blocks // geometry.blocks_for(limits.max_model_len)
-    short = limits.num_blocks // geometry.blocks_for(min(SHORT, limits.max_model_len))
-    weights = gib(weight_bytes(model, resolved.dtype, decoded=decoded, int8=resolved.int8))
+    full, short = (
+        min(limits.num_blocks // geometry.blocks_for(length), limits.max_num_seqs)
+        for length in (limits.max_model_len, min(SHORT, limits.max_model_len))
+    )
+    on_host = embedding_bytes(model, resolved.dtype) if resolved.host_embedding else 0
+    weights = gib(weight_bytes(model, resolved.dtype, decoded=decoded, int8=resolved.int8) - on_host)
     is_packed = not (model.dense_experts or decoded)
     rest = "in 8 bits" if resolved.int8 else resolved.dtype
     kinds = f"{'experts packed in MXFP4, the rest ' if is_packed else ''}{rest}"
-    print(f"weights   {weights} ({kinds})")
+    elsewhere = f", and {gib(on_host)} in host memory: the input embedding" if on_host else ""
+    print(f"weights   {weights} ({kinds}){elsewhere}")
+    if not on_cpu:
+        print(f"workspace {gib(resolved.workspace)}: steps, graphs and libraries")
     if resolved.drafts is not None:
         own = gib(limits.num_blocks * resolved.drafts.per_block)
         print(f"drafts    {resolved.drafts}, {own} of the KV pool")

@@ -51,15 +51,15 @@ class Way:
         return self.resolved.limits.max_model_len if self.resolved else 0
 
     def requests(self, length: int) -> int:
-        """Returns how many requests of a length an engine has KV blocks for."""
+        """Returns how many requests of a length an engine runs at once."""
         if self.resolved is None:
             return 0
-        blocks = self.resolved.geometry.blocks_for(min(length, self.longest))
-        return self.resolved.limits.num_blocks // blocks
+        limits, blocks = self.resolved.limits, self.resolved.geometry.blocks_for(min(length, self.longest))
+        return min(limits.num_blocks // blocks, limits.max_num_seqs)
 
     def is_ample(self, length: int) -> bool:
         """Returns whether an engine has room for requests of this length, and for ``ENOUGH`` short ones."""
-        if self.resolved is None:
+        if self.resolved is None or self.resolved.is_lean:
             return False
         enough = min(ENOUGH, self.resolved.limits.max_num_seqs)
         return self.longest >= length and self.requests(SHORT) >= enough
@@ -149,7 +149,8 @@ def recommended(found: Sequence[Way], length: int) -> tuple[Way, str] | None:
     (docs/explanation/parallel.md, "Which to choose").
     """
     fitting = [way for way in found if way.resolved is not None]
-    enough = min(ENOUGH, *(way.resolved.limits.max_num_seqs for way in fitting if way.resolved), ENOUGH)
+    enough = min(ENOUGH, *(way.resolved.limits.max_num_seqs for way in fitting
+                        if way.resolved and not way.resolved.is_lean), ENOUGH)  # fmt: skip
     ample = [way for way in fitting if way.is_ample(length)]
     capacity = f"{length:,} tokens and {enough} requests of {SHORT:,} tokens"
     if ample:
