@@ -1,7 +1,7 @@
 """Shows that automatic sizing cannot run out of memory, with the largest steps that the flags allow.
 
     chorale bench make-checkpoint 20b FOLDER
-    python -m benchmarks.gpu.pool_fill FOLDER [--gpu-memory-utilization 0.92]
+    python -m benchmarks.gpu.pool_fill FOLDER [--gpu-memory-utilization 0.92 | --gib 15] [--max-model-len N]
 
 The memory that a step needs besides the pool depends on its tokens and rows, the length of their contexts,
 their sampling, and the graphs that exist; not on the contents of pages. So most of the pool is filled without
@@ -366,11 +366,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", help="a checkpoint; its weights may be random")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.92)
+    parser.add_argument("--gib", type=float, help="the same share, as GiB of the GPU's memory")
+    parser.add_argument("--max-model-len", type=int)
     given = parser.parse_args()
     share = given.gpu_memory_utilization
+    if given.gib is not None:
+        share = given.gib * GIB / torch.cuda.mem_get_info()[1]
     config = EngineConfig(
-        model=given.folder, device="cuda", enable_prefix_caching=False, gpu_memory_utilization=share
-    )
+        model=given.folder, device="cuda", enable_prefix_caching=False, gpu_memory_utilization=share,
+        max_model_len=given.max_model_len,
+    )  # fmt: skip
     torch.cuda.reset_peak_memory_stats()
     core, _ = build_engine(config)
     tune_garbage_collector()

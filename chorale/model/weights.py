@@ -57,31 +57,18 @@ def load_weights(
     else:
         source = _Mapped(checkpoint, target, cuts, packed_on_host=ops.decodes_experts)
     try:
-        loader = _Loader(source, config, ops, dtype, fp8_activations, share)
         host = target if host_embedding else None
-        return _load(loader, config, ops, checkpoint, progress, host)
+        loader = _Loader(source, config, ops, dtype, fp8_activations, share, host)
+        return _load(loader, config, ops, checkpoint, progress)
     finally:
         source.close()
         for file in checkpoint.files:
             file.release()
 
 
-def _packed(
-    loader: _Loader,
-    config: ModelConfig,
-    ops: Ops,
-    layers: tuple[LayerWeights, ...],
-    host: torch.device | None,
-) -> Weights:
-    """``host``: the device that reads the embedding in host memory; None: it is on the device."""
-    embedding: Any
-    if host is None:
-        embedding = loader.source.read(None, _EMBEDDING)
-    else:
-        assert ops.pack_host_rows is not None
-        embedding = ops.pack_host_rows(loader.source.on_host(None, _EMBEDDING), host)
+def _packed(loader: _Loader, config: ModelConfig, ops: Ops, layers: tuple[LayerWeights, ...]) -> Weights:
     return Weights(
-        embedding=embedding,
+        embedding=loader.embedding(),
         layers=layers,
         final_norm=loader.float32(None, "final_norm"),
         head=ops.pack_head(loader.dense(None, "head")),
@@ -90,12 +77,7 @@ def _packed(
 
 
 def _load(
-    loader: _Loader,
-    config: ModelConfig,
-    ops: Ops,
-    checkpoint: Checkpoint,
-    progress: Progress | None,
-    host: torch.device | None,
+    loader: _Loader, config: ModelConfig, ops: Ops, checkpoint: Checkpoint, progress: Progress | None
 ) -> Weights:
     layers = []
     for layer in range(config.num_hidden_layers):
@@ -105,7 +87,7 @@ def _load(
     if progress is not None:
         message = "embedding and output"
         progress("load", config.num_hidden_layers / (config.num_hidden_layers + 1), message)
-    weights = _packed(loader, config, ops, tuple(layers), host)
+    weights = _packed(loader, config, ops, tuple(layers))
     if progress is not None:
         progress("load", 1.0, f"{checkpoint.num_bytes / 1e9:.2f} GB")
     return weights
@@ -145,9 +127,9 @@ def weight_shapes(
     ``share``: a rank's part. Raises ``ConfigError`` like ``load_weights``.
     """
     source = _Shapes(config, _Cuts(config, share))
-    loader = _Loader(source, config, ops, dtype, fp8_activations, share)
     host = torch.device("meta") if host_embedding else None
-    return _packed(loader, config, ops, tuple(map(loader.layer, range(layers))), host)
+    loader = _Loader(source, config, ops, dtype, fp8_activations, share, host)
+    return _packed(loader, config, ops, tuple(map(loader.layer, range(layers))))
 
 
 class _Source(Protocol):
@@ -263,9 +245,9 @@ class _Streamed:
         if self._layers:
             layer = self._layers.popleft()
             for spec in filter(self._cuts.is_read, self._checkpoint.specs(layer)):
-                if spec.role == self._skipped:
-                    continue
-                self._arrivals[layer, spec.role] = self._reader.start(layer, spec.role, self._cuts.cut(spec))
+                if spec.role != self._skipped:
+                    arrival = self._reader.start(layer, spec.role, self._cuts.cut(spec))
+                    self._arrivals[layer, spec.role] = arrival
 
 
 class _Loader:
@@ -279,8 +261,10 @@ class _Loader:
         dtype: torch.dtype,
         fp8_activations: bool,
         share: Share | None = None,
+        host: torch.device | None = None,
     ) -> None:
-        self.source = source
+        """``host``: the device that reads the embedding in host memory; None: it is on the device."""
+        self.source, self.host = source, host
         self.fp8_activations = fp8_activations
         self.config = config
         self.ops = ops
@@ -290,6 +274,11 @@ class _Loader:
         # it.
         self.adds_output_bias = share is None or share.is_first
         self.adds_down_bias = self.adds_output_bias or len(self.experts_read) < config.num_local_experts
+
+    def embedding(self) -> Any:
+        if self.host is None or self.ops.pack_host_rows is None:
+            return self.source.read(None, _EMBEDDING)
+        return self.ops.pack_host_rows(self.source.on_host(None, _EMBEDDING), self.host)
 
     def layer(self, layer: int) -> LayerWeights:
         return LayerWeights(

@@ -129,9 +129,9 @@ def _token_bytes(model: ModelConfig) -> int:
 
 
 def lean_step_bytes(model: ModelConfig, num_tokens: int, num_rows: int) -> int:
-    """Return the bytes of one step of a GPU with little memory: what the kernels allocate at most (x, q and
-    attention's result, inputs, SwiGLU's and down's results of each pair; ``tests/runtime/test_small_gpu.py``
-    counts it) and a third more for fragmentation; and the logits of ``num_rows`` rows, three times."""
+    """Return the bytes of one step of a GPU with little memory: what the kernels allocate at most (rows of
+    x, and SwiGLU's and down's results of each pair; ``tests/support/kernels/step_memory.py`` counts it), a
+    third more for fragmentation, and the logits of ``num_rows`` rows, three times."""
     pairs, num_rows = model.num_experts_per_tok, max(num_rows, LEAN_PROMPT_ROWS)
     each = (model.hidden_size * 4 + model.intermediate_size * 2) * pairs + model.hidden_size * 4 * 4
     return num_tokens * each * 4 // 3 + min(num_rows, LOGIT_ROWS) * model.vocab_size * 4 * 3

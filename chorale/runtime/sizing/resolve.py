@@ -72,8 +72,8 @@ GPU_PROMPT_DELAY = 0.012
 CPU_BATCH_DELAYS = (0.01, 0.04)
 GPU_BATCH_DELAYS = (0.004, 0.03)
 GPU_LEAST_CHUNK = 1024  # tokens: fewer save little, because all experts are read and all kernels launched
-_SHORT = "little device memory"
 MAX_PROMPT_DELAY = 0.25  # with many waiting prompts or slow steps; a GPU's whole token budget takes less
+_SHORT = "little device memory"  # the reason of smaller defaults
 
 Number = TypeVar("Number", int, float, str)
 

@@ -32,6 +32,11 @@ def test_kernels_with_much_shared_memory_compile_for_consumer_gpus(tmp_path: Pat
     compile_for(tmp_path, "rtx-a4000", *kernels)
 
 
+@pytest.mark.timeout(SECONDS)
+def test_a_step_allocates_what_is_planned_for_a_small_gpu() -> None:
+    run(["-m", "tests.support.kernels.step_memory", "rtx-4080"], TRITON_INTERPRET="0", PYTHONPATH=str(ROOT))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("gpu", GPUS)

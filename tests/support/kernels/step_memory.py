@@ -2,8 +2,9 @@
 
     python -m tests.support.kernels.step_memory rtx-4080
 
-Runs the largest steps of a 20b server without options on meta tensors, with kernels that are recorded and not
-compiled. Prints the bytes that ``lean_step_bytes`` plans for a step, and the most that lived at once.
+Runs the largest steps of a 20b server on meta tensors; kernels are recorded and not compiled. Prints what
+``lean_step_bytes`` plans, and the most that lived at once: a quarter less, as fragmentation takes memory too,
+and logits do not live together with the experts' work.
 """
 
 from __future__ import annotations
@@ -75,13 +76,14 @@ def main(gpu_name: str) -> None:
             first_layers(shapes.model), allocate_kv(model, eager, device), eager, device, rows
         )
         for count in (1, limits.max_num_seqs):
-            for filtered in (False, True):
-                plan = eager_plan(limits.max_num_batched_tokens, count, limits, filtered=filtered)
-                before = counted.most = counted.live
-                with Recorder().recording():
-                    executor.execute(plan).result()
-                most = max(most, counted.most - before)
-    print(lean_step_bytes(model, limits.max_num_batched_tokens, limits.max_num_seqs), most)
+            plan = eager_plan(limits.max_num_batched_tokens, count, limits, filtered=True)
+            before = counted.most = counted.live
+            with Recorder().recording():
+                executor.execute(plan).result()
+            most = max(most, counted.most - before)
+    planned = lean_step_bytes(model, limits.max_num_batched_tokens, limits.max_num_seqs)
+    print(f"planned {planned}, counted {most}")
+    assert 0.4 * planned < most <= 0.75 * planned
 
 
 if __name__ == "__main__":

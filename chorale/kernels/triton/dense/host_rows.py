@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from chorale.errors import ConfigError
 from chorale.kernels.triton.dense.norm import in_fours
 
 _PIECE = 2**27  # bytes: PyTorch rounds pinned memory up to a power of two
@@ -55,12 +56,18 @@ class HostRows:
 
 def pack_host_rows(matrix: torch.Tensor, device: torch.device) -> HostRows:
     """Copy a matrix [N, H], in host memory or meta, to memory that kernels of ``device`` read. Types other
-    than bfloat16 become float32."""
+    than bfloat16 become float32. Raises ``ConfigError`` if the system has too little memory."""
     dtype = torch.bfloat16 if matrix.dtype == torch.bfloat16 else torch.float32
     pieces = []
     for rows in matrix.split(max(1, _PIECE // (matrix.shape[1] * dtype.itemsize))):
         pinned = device.type == "cuda"
-        piece = torch.empty(rows.shape, dtype=dtype, device=matrix.device, pin_memory=pinned)
+        try:
+            piece = torch.empty(rows.shape, dtype=dtype, device=matrix.device, pin_memory=pinned)
+        except RuntimeError as error:
+            why = str(error).splitlines()[0]
+            raise ConfigError(
+                f"--cpu-offload-params: no pinned host memory for the weights: {why}"
+            ) from error
         pieces.append(piece.copy_(rows))
     addresses = [0 if piece.is_meta else piece.data_ptr() for piece in pieces]
     return HostRows(tuple(pieces), torch.tensor(addresses, device=device))

@@ -81,6 +81,7 @@ def open_machine(config: EngineConfig, *, quick: bool, recording: Recording) -> 
         config,
         model,
         device.hardware,
+        can_capture=device.can_capture and ops.capturable,
         supports_fp8_kv=ops.supports_fp8_kv,
         precision=precision if ops.name == "cpu" else None,
     )
