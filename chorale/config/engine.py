@@ -21,10 +21,6 @@ DEMO = "demo"
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
-NO_STAGES = (
-    "neither layers nor the context of a request are divided among devices; --tensor-parallel-size shares "
-    "each layer between several GPUs, and --data-parallel-size runs an engine on each"
-)
 MOST_ENGINES = 64  # replicas of a server or of ``LLM``
 # gpt-oss has three efforts; other names of OpenAI's enum map to the nearest.
 EFFORTS: dict[str, Literal["low", "medium", "high"]] = {
@@ -217,6 +213,7 @@ class ServerConfig:
     reasoning_effort_map: dict[str, str] = field(default_factory=dict)  # requested effort -> the one used
     disabled_thinking_effort: DisabledEffort = "auto"  # of Messages with thinking disabled; auto: low
     tool_strict_level: StrictLevel = "auto"  # what of each call a grammar enforces
+    system_instructions: bool = False  # instructions follow the identity, in the system message
     system_start_date: str | None = None  # pins "Current date" (YYYY-MM-DD)
     reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"
     tools: ToolConfig = ToolConfig()

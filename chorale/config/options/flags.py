@@ -3,7 +3,7 @@
 Every entry sets a field of ``EngineConfig``, ``ServerConfig`` or ``ToolConfig`` (``target``), or is handled
 by the command itself (``target`` starts with "cli."). The table holds its kind, bounds, choices, synonyms and
 variables; the argument parser, the YAML reader, ``chorale config show``, the help and shell completion use
-it. ``vllm_flags.py`` lists vLLM's flags that have no effect here. ``configs.py`` has the rules between flags
+it. ``vllm_flags.py`` reads vLLM's flags that have no effect here. ``configs.py`` has the rules between flags
 and ``compilation.py`` those of ``--compilation-config``.
 """
 
@@ -77,7 +77,8 @@ ENGINE_FLAGS = (
     Flag("num-gpu-blocks-override", "int", "engine.num_gpu_blocks_override",
          "exact number of blocks in the KV pool", least=1),
     Flag("gpu-memory-utilization", "float", "engine.gpu_memory_utilization",
-         "share of the device's memory to use", least=0, above=True, most=1),
+         "share of the device's memory to use", aliases=("device-memory-utilization",), least=0, above=True,
+         most=1),
     Flag("kv-cache-memory-bytes", "size", "engine.kv_cache_memory_bytes", "size of the KV pool in bytes",
          least=1),
     Flag("cpu-offload-params", "list", "engine.cpu_offload_params",
@@ -312,6 +313,9 @@ SERVER_FLAGS = (
     Flag("system-start-date", "str", "server.system_start_date",
          "fixed current date in the system prompt, YYYY-MM-DD (default: today)",
          environment=("CHORALE_SYSTEM_START_DATE", "VLLM_SYSTEM_START_DATE")),
+    Flag("system-instructions", "bool", "server.system_instructions",
+         "put instructions into the system message instead of the developer message",
+         environment=("VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS",)),
     Flag("reasoning-field", "str", "server.reasoning_field",
          "field name of reasoning in Chat Completions; choose one name for clients that show it twice",
          choices=("both", "reasoning", "reasoning_content")),
@@ -350,18 +354,6 @@ TOOL_FLAGS = (
          above=True, most=3600),
 )
 # fmt: on
-
-# Short options of vLLM, and single-dash forms with a dot (-cc.pass_config.x=true).
-SHORT_FLAGS = {
-    "-tp": "tensor-parallel-size", "-dp": "data-parallel-size", "-dpl": "data-parallel-size-local",
-    "-dpn": "data-parallel-rank", "-dpr": "data-parallel-start-rank", "-dpa": "data-parallel-address",
-    "-dpp": "data-parallel-rpc-port", "-dpb": "data-parallel-backend", "-dph": "data-parallel-hybrid-lb",
-    "-dpe": "data-parallel-external-lb", "-pp": "pipeline-parallel-size",
-    "-dcp": "decode-context-parallel-size", "-pcp": "prefill-context-parallel-size",
-    "-ep": "enable-expert-parallel", "-n": "nnodes", "-r": "node-rank", "-asc": "api-server-count",
-    "-ac": "attention-config", "-cc": "compilation-config", "-sc": "speculative-config",
-    "-O": "optimization-level", "-q": "quantization",
-}  # fmt: skip
 
 FLAGS: dict[str, Flag] = {
     flag.name: flag for flag in (*MODEL_FLAGS, *ENGINE_FLAGS, *SERVER_FLAGS, *TOOL_FLAGS, *KNOWN_FLAGS)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from chorale.config.options.flags import ALIASES, FLAGS, SHORT_FLAGS
+from chorale.config.options.flags import ALIASES, FLAGS
 from chorale.config.options.suggestions import nearest
 from chorale.config.options.values import Flag, read_value
+from chorale.config.options.vllm_flags import SHORT_FLAGS
 from chorale.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def find_flag(name: str, what: str = "option --") -> tuple[Flag, bool]:
         return FLAGS[wanted], False
     if wanted.startswith("no-") and wanted[3:] in FLAGS and FLAGS[wanted[3:]].kind == "bool":
         return FLAGS[wanted[3:]], True
-    raise ConfigError(f"unknown {what}{wanted}{nearest(wanted, [*FLAGS, *ALIASES], what.partition(' ')[2])}")
+    hint = nearest(wanted.lstrip("-"), [*FLAGS, *ALIASES], what.partition(" ")[2])
+    raise ConfigError(f"unknown {what}{wanted}{hint}")
 
 
 def flag_names() -> dict[str, str]:

@@ -19,12 +19,7 @@ from chorale.config.options.flags import FLAGS
 from chorale.config.options.kv_events import kv_events_notice
 from chorale.config.options.parse import read_arguments, read_config_file
 from chorale.config.options.values import Setting, check_bounds, read_value
-from chorale.config.options.vllm_flags import (
-    KNOWN_ENVIRONMENT,
-    KNOWN_FAMILIES,
-    OTHER_VENDORS,
-    SILENT_FAMILIES,
-)
+from chorale.config.options.vllm_flags import line_for, read_names
 from chorale.config.options.watchdog import watchdog_notices
 from chorale.errors import ConfigError
 
@@ -182,7 +177,7 @@ def _notice(name: str, setting: Setting) -> str | None:
     if flag.target is not None or not flag.asks(value):
         return None
     if flag.effect == "refused":
-        asked = f" {value}" if flag.kind == "int" else ""
+        asked = f" {value}" if flag.harmless else ""
         raise ConfigError(f"--{name}{asked} ({setting.origin}) is not supported: {flag.note}")
     needless = flag.effect == "not needed" and value is not False
     return (
@@ -193,18 +188,14 @@ def _notice(name: str, setting: Setting) -> str | None:
 def _environment_notices(environment: Mapping[str, str]) -> list[str]:
     """Returns notices about vLLM's variables without effect: one per known reason, one for the others."""
     notices, unread = [], []
-    for name in sorted(environment):
-        vendor = next((why for start, why in OTHER_VENDORS.items() if name.startswith(start)), None)
-        if vendor is not None and environment[name]:
-            notices.append(f"{name} is not read by Chorale: {vendor}")
-        if vendor is not None or not name.startswith("VLLM_") or name in _READ:
-            continue
-        family = next((why for start, why in KNOWN_FAMILIES.items() if name.startswith(start)), None)
-        why = KNOWN_ENVIRONMENT.get(name) or family
-        if why is not None:
-            notices.append(f"{name} is not needed: {why}")
-        elif not name.startswith(SILENT_FAMILIES):
-            unread.append(name)
+    lines = {line.name: line for line in read_names("env")}
+    for name in sorted(name for name, value in environment.items() if value and name not in _READ):
+        line = line_for(name, lines)
+        if line is None:
+            unread += [name] if name.startswith("VLLM_") else []
+        elif line.asks(environment[name]):
+            verb = "needed" if line.treatment == "not needed" else "read by Chorale"
+            notices.append(f"{name} is not {verb}: {line.reason}")
     if unread:
         notices.append(f"not read by Chorale: {', '.join(unread)}")
     return notices

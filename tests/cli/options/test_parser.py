@@ -25,7 +25,7 @@ def test_unambiguous_prefixes_are_accepted() -> None:
 
 def test_a_complete_name_is_not_taken_as_a_prefix() -> None:
     assert read("--model m --seed 3 --host h").model == "m"
-    assert read("--tokenizer x --tokenizer-m y").tokenizer_mode == "y"
+    assert read("--tokenizer x --tokenizer-m y --seed 4").seed == 4
 
 
 def test_words_after_two_dashes_are_unchanged() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from chorale.config.options.flags import FLAGS, SHORT_FLAGS
+from chorale.config.options.flags import FLAGS
 from chorale.config.options.settings import merge
-from chorale.config.options.vllm_flags import KNOWN_FLAGS
+from chorale.config.options.vllm_flags import KNOWN_FLAGS, SHORT_FLAGS
 from chorale.errors import ConfigError
 
 # (arguments of "vllm serve", number of notices)
@@ -90,7 +90,9 @@ REFUSED = [
     ("-cc '[1]'", "JSON object"),
     ('--kv-transfer-config \'{"kv_connector":"LMCacheConnectorV1"}\'', "disaggregated prefill"),
     ("--ec-transfer-config.ec_role ec_consumer", "disaggregated prefill"),
-    ("--enable-sleep-mode", "sleep mode"),
+    ("--max-loras 4", "adapters"),
+    ('--weight-transfer-config \'{"backend": "nccl"}\'', "weights"),
+    ("--watermark-config.gamma 0.5", "watermarked"),
     ("--headless", "one machine"),
     ("--nnodes 2", "one machine"),
     ("-n 2 -r 1", "one machine"),

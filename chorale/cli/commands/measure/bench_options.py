@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from chorale.cli.commands.measure.vllm_options import add_vllm_options
 from chorale.config.options.parser import Parser
 from chorale.errors import ConfigError
 from chorale.machine.hardware import cpu_count
@@ -14,7 +15,9 @@ OTHERS = "Also takes MODEL and all options of chorale serve."
 
 
 def _parser(name: str, about: str, words: str = "[options]") -> Parser:
-    return Parser(f"chorale bench {name}", usage=f"chorale bench {name} {words}", description=about)
+    made = Parser(f"chorale bench {name}", usage=f"chorale bench {name} {words}", description=about)
+    add_vllm_options(made, name)
+    return made
 
 
 def _lengths(made: Parser, input_len: int, output_len: int) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from chorale.cli.commands.measure.bench_pace import add_pace, goals_of, pace_of, ramp_words
+from chorale.cli.commands.measure.vllm_options import add_vllm_options
 from chorale.config.engine import check_least
 from chorale.config.options.parser import Parser
 from chorale.config.sampling_fields import CHOSEN_BY_MODEL, SAMPLING_FIELDS
@@ -104,6 +105,7 @@ def parser() -> Parser:
         what.add_argument("--" + name.replace("_", "-"), type=number, help=SAMPLING_FIELDS[name].doc)
     add_pace(made)
     _add_results(made)
+    add_vllm_options(made, "serve")
     return made
 
 
@@ -129,9 +131,6 @@ def _add_results(made: Parser) -> None:
     result.add_argument(
         "--disable-tqdm", "--no-progress", dest="quiet", action="store_true", help="show no progress bar"
     )
-    for name in ("tokenizer", "tokenizer-mode"):
-        result.add_argument(f"--{name}", help=argparse.SUPPRESS)  # the vocabulary is built in
-    result.add_argument("--trust-remote-code", action="store_true", help=argparse.SUPPRESS)
 
 
 PARSERS = {"serve": parser}
