@@ -76,6 +76,9 @@ def prompt_head(
 
     ``about``: a note on the functions.
     """
+    if config.system_instructions and instructions:
+        identity = "\n".join(filter(None, (DEFAULT_IDENTITY if identity is None else identity, instructions)))
+        instructions = None
     system = system_message(config, effort, identity, box)
     servers = box.developer_namespaces if box is not None else ()
     if not instructions and not tools and answer is None and not servers:

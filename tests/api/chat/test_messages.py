@@ -20,11 +20,14 @@ TOOL = {
 }
 
 
-def answer(messages: list[dict[str, Any]], **fields: Any) -> tuple[int, Any, str]:
+def answer(
+    messages: list[dict[str, Any]], system_instructions: bool = False, **fields: Any
+) -> tuple[int, Any, str]:
     """Returns (status, body, prompt text) of one request."""
+    config = {"system_start_date": DATE, "system_instructions": system_instructions}
 
     async def main() -> tuple[int, Any, str]:
-        async with served(playing(FINAL + "ok<|return|>"), system_start_date=DATE) as server:
+        async with served(playing(FINAL + "ok<|return|>"), **config) as server:
             response = await server.http.post("/v1/chat/completions", json={"messages": messages, **fields})
             return response.status_code, response.json(), server.prompt() if server.client.requests else ""
 
@@ -58,6 +61,12 @@ def test_a_simple_prompt_is_rendered_exactly() -> None:
     text = prompt(USER)
     assert text == SYSTEM + "<|start|>user<|message|>What is 2 + 2?<|end|><|start|>assistant"
     assert len(ids(text)) == 75  # measured with openai-harmony
+
+
+def test_instructions_can_be_in_the_system_message() -> None:
+    text = prompt([{"role": "system", "content": "Be brief."}, *USER], system_instructions=True)
+    system = SYSTEM.replace("OpenAI.\n", "OpenAI.\nBe brief.\n", 1)
+    assert text == system + "<|start|>user<|message|>What is 2 + 2?<|end|><|start|>assistant"
 
 
 @pytest.mark.parametrize(
