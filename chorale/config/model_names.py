@@ -1,15 +1,14 @@
-"""Short names of the two models that Chorale serves, as other engines spell them."""
+"""Short names of the models that Chorale serves, as other engines spell them."""
 
 from __future__ import annotations
 
 OWNER = "openai"
 SIZES = ("20b", "120b")
-# gpt-oss:20b and gpt-oss are Ollama's spellings; its plain name is the smaller one.
-SHORT = {
-    spelling: f"{OWNER}/gpt-oss-{size}"
-    for size in SIZES
-    for spelling in (size, f"gpt-oss-{size}", f"gpt-oss:{size}", f"gptoss-{size}")
-} | {"gpt-oss": f"{OWNER}/gpt-oss-20b", "gpt-oss:latest": f"{OWNER}/gpt-oss-20b"}
+NAMES = ("gpt-oss", "gpt-oss-safeguard")  # of equal architecture and sizes
+# A colon is Ollama's spelling; its plain name is the smaller model.
+SHORT = {f"{name}{mark}{size}": f"{OWNER}/{name}-{size}" for name in NAMES for size in SIZES for mark in "-:"}
+SHORT |= {f"{name}{tag}": f"{OWNER}/{name}-20b" for name in NAMES for tag in ("", ":latest")}
+SHORT |= {f"{prefix}{size}": f"{OWNER}/gpt-oss-{size}" for prefix in ("", "gptoss-") for size in SIZES}
 PUBLISHED = tuple(dict.fromkeys(SHORT.values()))
 
 

@@ -17,12 +17,13 @@ NAMES = (
     "gpt-oss-20b-1-gpu.yaml",
     "gpt-oss-20b-2-gpus-fastest-stream.yaml",
     "gpt-oss-20b-4-gpus.yaml",
+    "gpt-oss-safeguard-20b-1-gpu.yaml",
 )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_uses_the_number_of_gpus_in_its_name(name: str) -> None:
-    found = re.match(r"(gpt-oss-\d+b)-(\d)-gpu", name)
+    found = re.match(r"(gpt-oss-(?:safeguard-)?\d+b)-(\d)-gpu", name)
     assert found is not None
     settings = merge(["--config", str(RECIPES / name)], {})
     assert settings.engine.model == f"openai/{found[1]}"

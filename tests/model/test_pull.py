@@ -135,6 +135,10 @@ def test_complete_models_are_not_downloaded_again(tmp_path: Path) -> None:
         ("gpt-oss:20b", "20b"),
         ("GPT-OSS-120B", "120b"),
         ("gpt-oss", "20b"),
+        ("gpt-oss:latest", "20b"),
+        ("gptoss-120b", "120b"),
+        ("gpt-oss-safeguard", "safeguard-20b"),
+        ("gpt-oss-safeguard:120b", "safeguard-120b"),
     ],
 )
 def test_short_names(short: str, full: str) -> None:

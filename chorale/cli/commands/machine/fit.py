@@ -92,7 +92,8 @@ def find_config(name: str) -> ModelConfig:
 
         return ModelConfig.load(ensure_demo())
     for key, shape in SHAPES.items():
-        if full_name(name).rstrip("/").split("/")[-1] == f"gpt-oss-{key}":
+        last = full_name(name).rstrip("/").split("/")[-1]
+        if last in (f"gpt-oss-{key}", f"gpt-oss-safeguard-{key}"):
             return make_config(**shape)
     raise ConfigError(f"{name!r} is neither a folder with a config.json nor gpt-oss-20b or gpt-oss-120b")
 
