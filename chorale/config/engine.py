@@ -37,7 +37,7 @@ DraftMetrics = Literal["none", "summary", "detailed"]
 FingerprintMode = Literal["full", "hash", "custom", "none"]
 # vLLM's names of the buckets that several histograms share
 BUCKET_FAMILIES = (
-    "request_latency", "time_to_first_token", "inter_token_latency", "iteration_tokens", "request_params_n",
+    "request_latency", "time_to_first_token", "inter_token_latency", "request_params_n",
     "request_num_preemptions", "request_tokens", "kv_cache_residency",
 )  # fmt: skip
 # function: calls name declared functions; parameter: and their arguments satisfy the schemas

@@ -19,7 +19,7 @@ from chorale.api.http.auth import owner_of
 from chorale.api.http.offload import beside
 from chorale.api.http.responses import large_response, read_as, until_disconnect
 from chorale.api.state import ServerState, check_model
-from chorale.api.usage import closing_fields
+from chorale.api.usage import NO_METRICS, closing_fields
 from chorale.errors import RequestError, invalid, unsupported
 from chorale.tracing.context import name_response
 from chorale.turns.events import Fold
@@ -95,7 +95,7 @@ async def _complete(state: ServerState, turns: list[TurnRequest], answer: Answer
 def _body(state: ServerState, folds: list[Fold], turns: list[TurnRequest], answer: Answer) -> dict[str, Any]:
     choices, ends = [], []
     for position, (fold, turn) in enumerate(zip(folds, turns, strict=True)):
-        choices.append({**chat_body(answer, [fold], turn.prompt_token_ids)["choices"][0], "index": position})
+        choices.append({**chat_body(answer, [fold], turn)["choices"][0], "index": position})
         ends.append([fold.result()])
         state.metrics.repaired(ends[-1][0].repairs)
-    return answer.completion("chat.completion", choices) | closing_fields(ends, metrics=False)
+    return answer.completion("chat.completion", choices) | closing_fields(ends, metrics=NO_METRICS)

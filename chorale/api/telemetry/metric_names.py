@@ -25,7 +25,7 @@ _FEW = _bounds("1 2 5 10 20")
 # The default buckets of those ``BUCKET_FAMILIES`` that histograms use.
 FAMILIES = {
     "request_latency": _LATENCY, "time_to_first_token": _FIRST, "inter_token_latency": _PER_TOKEN,
-    "iteration_tokens": _STEP, "request_params_n": _FEW, "request_tokens": _LENGTHS,
+    "request_params_n": _FEW, "request_tokens": _LENGTHS,
 }  # fmt: skip
 
 # fmt: off

@@ -9,6 +9,7 @@ from typing import Any
 from chorale.api.fields import wants_continuous_usage, wants_usage
 from chorale.api.http.sse import event
 from chorale.api.logprobs import LEAST, LogprobsWriter
+from chorale.api.routed_experts import expert_field
 from chorale.api.state import ServerState
 from chorale.api.tokens.request import GenerateRequest
 from chorale.api.usage import metrics_object, of_choices, usage_object
@@ -75,7 +76,7 @@ class TokenAnswer:
                 raise ended.error
         choices = [self._choice(index, piece) for index, piece in enumerate(pieces)]
         scored = ends[0].prompt_logprobs
-        with_metrics = self._state.config.request_metrics and len(ends) == 1
+        shown = self._state.shown_metrics()
         return {
             "request_id": self.id,
             "model": self._state.model_names[0],
@@ -85,7 +86,7 @@ class TokenAnswer:
             "prompt_token_id_logprobs": None,
             "prompt_token_ids": self._prompt_token_ids,
             "mm_placeholders": None,
-            "metrics": metrics_object(ends[0]) if with_metrics else None,
+            "metrics": metrics_object(ends[0], shown) if shown.any and len(ends) == 1 else None,
             "kv_transfer_params": None,
             "ec_transfer_params": None,
             "output_mode": self.mode,
@@ -99,7 +100,7 @@ class TokenAnswer:
             "finish_reason": None if ended is None else ended.reason,
             "stop_reason": None if ended is None else ended.stop_reason,
             "token_ids": piece.token_ids,
-            "routed_experts": None,  # here goes the base64 text of the choice's experts
+            "routed_experts": None,
             "sampling_mask": None,
             "weight_versions": None,  # the weights have no versions
             "logprobs": None,
@@ -109,6 +110,8 @@ class TokenAnswer:
             choice["logprobs"] = token_scores(piece.logprobs)
         elif num_top is not None:
             choice["logprobs"] = self._writer.chat(piece.logprobs, num_top)
+        if ended is not None:
+            choice |= expert_field(self.turn, ended)
         return choice if mode == "tokens" else {**choice, "text": piece.text}
 
     def chunk(self, index: int, piece: Piece) -> bytes:

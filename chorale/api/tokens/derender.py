@@ -33,7 +33,7 @@ from chorale.api.tokens.generated import (
     choice_chunks,
 )
 from chorale.api.tokens.played import Paused, Player, chunks_of
-from chorale.api.usage import usage_object
+from chorale.api.usage import NO_METRICS, usage_object
 from chorale.engine.types import TokenChunk, TokenLogprobs
 from chorale.errors import RequestError, invalid, unsupported
 from chorale.turns.direct import Direct
@@ -102,7 +102,9 @@ async def derender_completion(state: ServerState, request: Request) -> Response:
         return chunks
 
     completion, prepared = await beside(read_completion)
-    answer = TextAnswer(state.model_names[0], completion, state.vocab, False, id=given[0].request_id)
+    answer = TextAnswer(
+        state.model_names[0], completion, state.vocab, NO_METRICS, state.fingerprint, id=given[0].request_id
+    )
     if asked.stream:
         empty = answer.object([{"text": "", "logprobs": None, "finish_reason": None}])
         source = partial(stream_text, prepared=prepared, answer=answer)

@@ -24,6 +24,7 @@ from chorale.api.http.responses import EventStream, large_response, read_as, unt
 from chorale.api.http.sse import DONE, last_error
 from chorale.api.limits import check_scores
 from chorale.api.logprobs import is_scored
+from chorale.api.routed_experts import check_experts
 from chorale.api.state import ServerState, check_model
 from chorale.api.tokens.answer import Piece, TokenAnswer
 from chorale.api.tokens.played import Player, chunks_of
@@ -101,9 +102,11 @@ async def prepare(state: ServerState, asked: GenerateRequest, chat: ChatRequest,
             parallel_tool_calls=chat.parallel_tool_calls,
             stream_interval=state.config.stream_interval if asked.stream else None,
             progress=True,
+            routed_experts_start=None if asked.stream else sampling.routed_experts_prompt_start,
             cache_salt=cache_salt(owner, asked.cache_salt),
         )
         check_scores(len(asked.token_ids), sampling.prompt_logprobs)
+        check_experts([turn])
         return replace(await check_grammar(state.grammars, turn), priority=asked.priority or 0)
 
 

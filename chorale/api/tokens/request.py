@@ -30,7 +30,6 @@ SAMPLING_HARMLESS: dict[str, str] = {
     "flat_logprobs": "a form within vLLM's process",
     "skip_clone": "a form within vLLM's process",
     "output_text_buffer_length": "follows from `stop`",
-    "routed_experts_prompt_start": "experts are not returned",
 }
 _SAMPLER = (
     "use_beam_search", "logits_processors", "truncate_prompt_tokens", "logprob_token_ids", "watermarking",
@@ -61,6 +60,7 @@ class TokenSampling(SamplerFields):
     skip_special_tokens: bool = True
     structured_outputs: dict[str, Any] | None = None
     thinking_token_budget: Annotated[int, limits.number("thinking_token_budget")] | None = None
+    routed_experts_prompt_start: Annotated[int, limits.number("routed_experts_prompt_start")] = 0
 
     priority: ClassVar[None] = None  # a field of the request, not of its sampling
 
@@ -133,6 +133,8 @@ def parse_generate(data: Mapping[str, Any]) -> GenerateRequest:
     sampling = asked.sampling_params
     if asked.stream and sampling.prompt_logprobs is not None:
         raise invalid("sampling_params.prompt_logprobs", "not available when streaming")
+    if asked.stream and sampling.routed_experts_prompt_start:
+        raise invalid("sampling_params.routed_experts_prompt_start", "not available when streaming")
     if asked.stream and asked.output_mode == "derender":
         raise invalid("output_mode", "derender is not available when streaming")
     if asked.stream_options is not None and not asked.stream:

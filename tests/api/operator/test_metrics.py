@@ -479,8 +479,8 @@ def test_the_operator_sets_the_buckets_of_a_family() -> None:
 
 @pytest.mark.parametrize("bounds", [[], [2, 1], [1, 1], [0, 1], [True], ["1"], [1e999], 1, [1] * 101])
 def test_bounds_that_prometheus_cannot_use_stop_the_start(bounds: Any) -> None:
-    given = {"iteration_tokens": bounds}
-    with pytest.raises(ConfigError, match="--custom-histogram-buckets: iteration_tokens"):
+    given = {"request_tokens": bounds}
+    with pytest.raises(ConfigError, match="--custom-histogram-buckets: request_tokens"):
         merge(["--custom-histogram-buckets", json.dumps(given)], {})
     with pytest.raises(ConfigError, match="names of request_latency"):
         merge(["--custom-histogram-buckets", '{"latency": [1]}'], {})
