@@ -33,6 +33,15 @@ _ADDRESS_CHARS = "%/#?:@!$&'()*+,;=~"
 # Keywords that map names to schemas, and keywords whose value is not a schema.
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 VALUES = ("const", "enum", "default", "examples")
+# Keywords that the compiler does not know, and their values that any value satisfies. Libraries write them.
+_VOID: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "unevaluatedProperties": (True, {}),
+    "unevaluatedItems": (True, {}),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+}
 _PASSES = 8  # number of passes over a schema's references
 _DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(?:2019-09|2020-12))/schema#?")
 
@@ -146,7 +155,7 @@ def _in_known_dialect(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _addressed(value: Any) -> Any:
-    """Returns the schema with percent-encoded references, as the compiler requires.
+    """Returns the schema with percent-encoded references, as the compiler requires, without ``_VOID``.
 
     Names of definitions may be in any script, or be types (``List[int]``), and libraries write them into
     ``$ref`` unencoded.
@@ -155,7 +164,7 @@ def _addressed(value: Any) -> Any:
         return [_addressed(item) for item in value]
     if not isinstance(value, Mapping):
         return value
-    return {key: _keyword(key, item) for key, item in value.items()}
+    return {key: _keyword(key, item) for key, item in value.items() if item not in _VOID.get(key, ())}
 
 
 def _keyword(key: str, value: Any) -> Any:

@@ -195,8 +195,9 @@ def _check_buckets(given: Any) -> None:
         numbers = [bound for bound in bounds if type(bound) in (int, float)] if type(bounds) is list else []
         ordered = all(low < high for low, high in itertools.pairwise([0, *numbers, 1e300]))
         if numbers != bounds or not ordered or not 0 < len(bounds) <= _MOST_BUCKETS:
-            bad = f"{family}: must be 1 to {_MOST_BUCKETS} increasing numbers above 0"
-            raise ConfigError(f"--custom-histogram-buckets: {bad}")
+            raise ConfigError(
+                f"--custom-histogram-buckets: {family}: not 1 to {_MOST_BUCKETS} increasing numbers above 0"
+            )
 
 
 def _check_efforts(given: Any) -> None:
