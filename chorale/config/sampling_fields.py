@@ -14,6 +14,7 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 VOCAB_SIZE = 201088
 MAX_LOGPROBS = 20  # alternatives at each position
+MAX_LOGPROB_TOKEN_IDS = 128  # named tokens whose log-probabilities a request may ask for, as in vLLM
 MAX_CHOICES = 16_384  # per request in the engine; HTTP allows far fewer
 
 Number = int | float

@@ -13,7 +13,7 @@ from itertools import count
 
 import numpy as np
 
-from chorale.config.sampling_fields import SAMPLING_FIELDS
+from chorale.config.sampling_fields import MAX_LOGPROB_TOKEN_IDS, SAMPLING_FIELDS
 from chorale.engine.kv_cache.hashing import root_hash, salted_root
 from chorale.engine.sequence import RequestState, Sequence
 from chorale.engine.types import SEED_BITS, EngineLimits, GenerateRequest, SamplingSpec, choice_seed
@@ -102,6 +102,8 @@ def sampling_fault(sampling: SamplingSpec, vocab_size: int) -> str | None:
         return "allowed_token_ids is empty: no token could be sampled"
     if not all(map(_BIAS.holds, sampling.logit_bias.values())):
         return f"logit_bias holds a value that is not {_BIAS}"
+    if len(sampling.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
+        return f"logprob_token_ids must have at most {MAX_LOGPROB_TOKEN_IDS} ids"
     if not all(sampling.bad_words):
         return "bad_words holds an empty sequence"
     for name, ids in _token_ids(sampling):
@@ -114,5 +116,6 @@ def _token_ids(sampling: SamplingSpec) -> Iterable[tuple[str, Iterable[int]]]:
     yield "logit_bias", sampling.logit_bias
     yield "stop_token_ids", sampling.stop_token_ids
     yield "allowed_token_ids", sampling.allowed_token_ids or ()
+    yield "logprob_token_ids", sampling.logprob_token_ids
     for word in sampling.bad_words:
         yield "bad_words", word

@@ -86,10 +86,18 @@ class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     logprobs: int | None = None  # top alternatives per sampled token (0: the sampled token only)
     prompt_logprobs: int | None = None  # the same for each prompt token except the first
     routed_experts_start: int | None = None  # first position whose routed experts are returned; None: none
+    # Instead of the top alternatives, if ``logprobs`` is set: these ids at each position, in this order.
+    logprob_token_ids: tuple[int, ...] = ()
+    skip_reading_prefix_cache: bool = False  # compute the whole prompt
     # Grammar of the output, in the grammar service's form; "": no constraint. The last ``grammar_context``
     # prompt tokens are already part of the output, when a turn continues.
     grammar: str = ""
     grammar_context: int = 0
+
+    @property
+    def computes_prompt(self) -> bool:
+        """Returns whether the prefix cache is not used for the prompt."""
+        return self.prompt_logprobs is not None or self.skip_reading_prefix_cache
 
 
 class Owner(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -118,7 +126,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities at one position: the token itself, and the ``top`` alternatives (best first)."""
+    """Log-probabilities at one position: the token itself, and the ``top`` alternatives (best first) or those
+    of ``logprob_token_ids``."""
 
     token_id: int
     logprob: float

@@ -250,7 +250,8 @@ class Worker:
         tokens = self._sampler.sample(logits, batch, masks)
         wanted = []
         for sample in np.flatnonzero(batch.num_logprobs >= 0).tolist():
-            tensors = self._sampler.logprobs_at(sample, logits, tokens, batch, masks)
+            named = self._buffers.rows.named.get(int(batch.rows[sample]))
+            tensors = self._sampler.logprobs_at(sample, logits, tokens, batch, masks, named)
             wanted.append(PendingLogprobs(int(entries[sample]), tensors))
         return tokens, wanted
 

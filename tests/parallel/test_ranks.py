@@ -95,6 +95,8 @@ def common(prompt: list[int]) -> list[GenerateRequest]:
         "min_tokens": {"min_tokens": 5, "stop_token_ids": (7,), "logit_bias": {7: 12.0}},
         "logprobs": {"logprobs": 5},
         "logprob_of_the_token": {"logprobs": 0, "temperature": 0},
+        "named_logprobs": {"logprobs": 0, "logprob_token_ids": (1012, 5, 700)},
+        "skips_the_cache": {"skip_reading_prefix_cache": True},
         "prompt_logprobs": {"prompt_logprobs": 4},
         "several": {"n": 3},
     }

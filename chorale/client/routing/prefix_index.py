@@ -82,7 +82,7 @@ class PrefixSearch:
     def __init__(self, request: GenerateRequest, indexes: Sequence[PrefixIndex | None]) -> None:
         self._prompt, self._indexes = request.prompt_token_ids, indexes
         self._chains: dict[tuple[bytes, int], _Chain] = {}
-        if request.sampling.prompt_logprobs is not None:
+        if request.sampling.computes_prompt:
             return  # the engine computes the whole prompt
         for position, index in enumerate(indexes):
             if index is not None and index.secret:

@@ -335,14 +335,14 @@ class Scheduler:
         """Return the blocks of the longest usable prefix.
 
         The last token is always computed, because its logits are needed. A request for prompt
-        log-probabilities computes the whole prompt once.
+        log-probabilities computes the whole prompt once, and so does one that skips the cache.
         """
         if not self._may_hit(head):
             return 0
         return self._cache.lookup(head.block_hashes[: self._most_hit(head)])
 
     def _may_hit(self, head: Sequence) -> bool:
-        return head.sampling.prompt_logprobs is None or head.request.prompt_done
+        return not head.sampling.computes_prompt or head.request.prompt_done
 
     def _most_hit(self, head: Sequence) -> int:
         return (len(head.tokens_to_compute) - 1) // self._limits.block_size
@@ -386,7 +386,7 @@ class Scheduler:
         """Return the tokens of a cached last block that are recomputed because its last token's logits are
         needed."""
         num_blocks, rest = divmod(head.num_prompt, self._limits.block_size)
-        if rest or hit != num_blocks - 1 or head.sampling.prompt_logprobs is not None:
+        if rest or hit != num_blocks - 1 or head.sampling.computes_prompt:
             return 0
         cached = self._cache.lookup(head.block_hashes[:num_blocks]) == num_blocks
         return self._limits.block_size if cached else 0

@@ -19,7 +19,7 @@ from chorale.engine.types import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class LogprobTensors:
-    """M positions: the token's log-probability and rank, and K alternatives, best first."""
+    """M positions: the token's log-probability and rank, and K alternatives (best first) or named tokens."""
 
     token_ids: torch.Tensor  # [M] int64
     logprobs: torch.Tensor  # [M] float32
@@ -32,14 +32,25 @@ class LogprobTensors:
 
 
 def gather_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, *, as_logits: bool = False
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    num_top: int,
+    named: torch.Tensor | None = None,
+    *,
+    as_logits: bool = False,
 ) -> LogprobTensors:
     """Compute the log-probabilities of ``token_ids`` [M] int64 (all valid) in ``logits`` [M, V] float32.
 
-    ``as_logits``: return the logits themselves instead."""
+    ``named`` [1, K] int64: compute those of these ids instead of the ``num_top`` best.
+    ``as_logits``: return the logits themselves instead.
+    """
     chosen = logits.gather(1, token_ids.unsqueeze(1))
     total = torch.zeros_like(chosen) if as_logits else logits.logsumexp(-1, keepdim=True)
-    top, top_ids = logits.topk(min(num_top, logits.shape[-1]), dim=-1)
+    if named is None:
+        top, top_ids = logits.topk(min(num_top, logits.shape[-1]), dim=-1)
+    else:
+        top_ids = named.expand(len(logits), -1)
+        top = logits.gather(1, top_ids)
     return LogprobTensors(
         token_ids=token_ids,
         logprobs=(chosen - total).squeeze(1),
@@ -55,6 +66,7 @@ def shared_logprobs(
     logits: torch.Tensor,
     token_ids: torch.Tensor,
     num_top: int,
+    named: torch.Tensor | None = None,
     *,
     as_logits: bool = False,
 ) -> LogprobTensors:
@@ -63,11 +75,17 @@ def shared_logprobs(
     The ranks exchange twice: their best logits, sum and chosen logit; then how many logits are above the
     chosen one.
     """
-    local = token_ids - own.start
-    is_other = (local < 0) | (local >= len(own))
-    chosen = logits.gather(1, local.masked_fill(is_other, 0).unsqueeze(1))
-    chosen.masked_fill_(is_other.unsqueeze(1), float("-inf"))
+    chosen = _own_logits(own, logits, token_ids.unsqueeze(1))
     total = logits.logsumexp(-1, keepdim=True)
+    if named is not None:
+        wanted = named.expand(len(logits), -1)
+        parts = all_gather(torch.cat((chosen, total, _own_logits(own, logits, wanted)), dim=1))
+        chosen, total = parts[:, :, :1].amax(0), parts[:, :, 1:2].logsumexp(0)
+        total = torch.zeros_like(total) if as_logits else total
+        above = all_gather((logits > chosen).sum(-1).float()).sum(0)
+        return LogprobTensors(
+            token_ids, (chosen - total).squeeze(1), above.long() + 1, wanted, parts[:, :, 2:].amax(0) - total
+        )
     top, columns = logits.topk(min(num_top, logits.shape[-1]), dim=-1)
     missing = (0, num_top - top.shape[-1])
     top, ids = F.pad(top, missing, value=float("-inf")), F.pad(columns + own.start, missing)
@@ -85,6 +103,13 @@ def shared_logprobs(
         top_ids=ids.gather(1, best).long(),
         top_logprobs=top - total,
     )
+
+
+def _own_logits(own: range, logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Return the logits of ``token_ids`` [M, K], -inf for those of other ranks."""
+    local = token_ids - own.start
+    is_other = (local < 0) | (local >= len(own))
+    return logits.gather(1, local.masked_fill(is_other, 0)).masked_fill(is_other, float("-inf"))
 
 
 Gather = Callable[[torch.Tensor, torch.Tensor, int], LogprobTensors]

@@ -43,6 +43,7 @@ class RowSamplingState:
         self._seeds = np.zeros(num_rows, np.uint64)
         self._filtered = np.zeros((num_rows, 3), np.bool_)
         self._floats = np.zeros((num_rows, 4), np.float32)  # temperature (0: greedy), top_k, top_p, min_p
+        self.named: dict[int, torch.Tensor] = {}  # [1, K] int64: ids of ``logprob_token_ids``
         self._edits: dict[int, LogitsProcessors] = {}
         self._prompts: dict[int, PromptLogprobsSpec] = {}
 
@@ -63,6 +64,9 @@ class RowSamplingState:
         self._may_stop_at[row] = start.num_prompt_tokens + spec.min_tokens
         needs_processors = LogitsProcessors.needed(start)
         self.needs_resampling[row] = spec.logprobs is not None or bool(spec.grammar) or needs_processors
+        self.named.pop(row, None)
+        if spec.logprobs is not None and spec.logprob_token_ids:
+            self.named[row] = torch.tensor([spec.logprob_token_ids], dtype=torch.int64).to(self._device)
         self._edits.pop(row, None)
         self._prompts.pop(row, None)
         if needs_processors:

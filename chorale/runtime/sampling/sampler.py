@@ -84,15 +84,23 @@ class Sampler:
         return ReferenceSampler(self.forbidden, self._device.sample_rows)
 
     def logprobs(
-        self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, *, is_whole: bool = False
+        self,
+        logits: torch.Tensor,
+        token_ids: torch.Tensor,
+        num_top: int,
+        named: torch.Tensor | None = None,
+        *,
+        is_whole: bool = False,
     ) -> LogprobTensors:
-        """Return the log-probabilities of ``token_ids`` [M], one per row of ``logits``, a few rows at a
-        time. ``is_whole``: ``logits`` cover the whole vocabulary on every rank."""
-        gather: Gather = partial(gather_logprobs, as_logits=self._is_logits)
+        """Return the log-probabilities of ``token_ids`` [M], one per row of ``logits``, a few rows at a time.
+
+        ``named``: as in ``gather_logprobs``. ``is_whole``: every rank has all columns of ``logits``.
+        """
+        gather: Gather = partial(gather_logprobs, named=named, as_logits=self._is_logits)
         if self._rank is not None and not is_whole:
             all_gather = self._gather_few or self._rank.communicator.all_gather
             own = self._rank.share.vocabulary
-            gather = partial(shared_logprobs, own, all_gather, as_logits=self._is_logits)
+            gather = partial(shared_logprobs, own, all_gather, named=named, as_logits=self._is_logits)
         return gather_in_parts(logits, token_ids, num_top, self._device.sample_rows, gather)
 
     def logprobs_at(
@@ -102,6 +110,7 @@ class Sampler:
         tokens: torch.Tensor,
         batch: SamplingBatch,
         masks: Masks | None,
+        named: torch.Tensor | None,
     ) -> LogprobTensors:
         """Return the log-probabilities of one sample of a batch, whose tokens are ``tokens`` [N].
 
@@ -111,7 +120,7 @@ class Sampler:
         num_top, own = int(batch.num_logprobs[sample]), slice(sample, sample + 1)
         logits, token = logits[own], tokens[own].clamp(min=0)
         if not self._is_processed:
-            return self.logprobs(logits, token, num_top)
+            return self.logprobs(logits, token, num_top, named)
         one = np.array([sample])
         batch = batch.at(one, torch.arange(sample, sample + 1, device=logits.device))
         if self._rank is not None:
@@ -121,7 +130,7 @@ class Sampler:
         chosen = scores.gather(1, token.unsqueeze(1)).div_(torch.where(heat > 0, heat, 1.0))
         self._plain.filter(scores, batch.temperature, _filters(batch), _needs(batch))
         scores.masked_fill_(scores <= NEGLIGIBLE / 2, float("-inf")).scatter_(1, token.unsqueeze(1), chosen)
-        return self.logprobs(scores, token, num_top, is_whole=True)
+        return self.logprobs(scores, token, num_top, named, is_whole=True)
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None) -> torch.Tensor:
         """Return tokens [N] int64 for ``logits`` [N, V] float32, which is not changed.

@@ -69,6 +69,8 @@ def random_sampling(rng: random.Random, grammars: Sequence[str] = ()) -> dict[st
         (0.3, "stop_token_ids", STOPS),
         (0.3, "logprobs", rng.choice((0, 2))),
         (0.1, "prompt_logprobs", rng.choice((0, 1))),
+        (0.2, "logprob_token_ids", (3, 1)),
+        (0.1, "skip_reading_prefix_cache", True),
         (0.5, "ignore_eos", True),
         (0.8 if grammars else 0.0, "grammar", rng.choice(grammars or ("",))),
     ]
