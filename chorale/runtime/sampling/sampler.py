@@ -6,7 +6,7 @@ In this order, on a copy of the row's logits:
     the row's grammar does not allow (``grammar.py``) become -inf
  2. the row's logits processors: logit_bias, allowed_token_ids, bad_words, penalties
  3. division by temperature
- 4. top_k, then top_p within it, then min_p
+ 4. min_p, then top_k, then top_p of the mass that these keep: vLLM's order
  5. plus Gumbel noise f(seed, position, token id), and the largest wins
 
 Temperature 0 skips 3 to 5. ``Ops.make_sampler`` does all except 2. Rows with logits processors (see

@@ -27,6 +27,7 @@ from chorale.model.weights import load_weights
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.model import SMALL, largest_difference, prompt
 from tests.support.device.paged import PagedRunner, Sequence
+from tests.support.kernels.filter_answers import ANSWERS, answer_rows
 
 SETS = ["amx", "avx512_vnni", "avx_vnni", "avx2", "neon_dotprod", "generic"]
 ODD = {**SMALL, "hidden": 96, "inter": 160, "heads": 6, "kv_heads": 2, "head_dim": 24, "experts": 5}
@@ -183,6 +184,19 @@ def test_filters_keep_the_tokens_of_the_reference(isa: str, kind: str) -> None:
     choices, logits, draws, expected = filtered_rows(kind)
     found = _sample(CpuSampler, logits, draws)[0]
     assert torch.equal(found, expected), [choices[i] for i in (found != expected).nonzero()[:5, 0]]
+
+
+@pytest.mark.parametrize("make", [CpuSampler, ReferenceSampler])
+def test_filters_keep_the_known_tokens_in_vllms_order(isa: str, make: Any) -> None:
+    logits, filters, left = answer_rows(500)
+    forbidden, draws = torch.zeros(500, dtype=torch.uint8), 300
+    torch.manual_seed(8)
+    keys = torch.randint(-(2**31), 2**31, (draws, 2), dtype=torch.int32)
+    rows, out = torch.arange(draws, dtype=torch.int32), torch.zeros(draws, dtype=torch.int64)
+    for row, expected in enumerate(left):
+        given = SamplingInputs(keys, torch.ones(draws), rows, filters[row].repeat(draws, 1))
+        make(forbidden, draws)(logits[row].repeat(draws, 1), given, torch.zeros_like(out), out)
+        assert set(out.tolist()) == expected, ANSWERS[row]
 
 
 def test_a_token_does_not_depend_on_its_batch(isa: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from chorale.kernels.reference.sampling.noise import row_keys
 from chorale.kernels.triton.sampling.sample import sample
 from chorale.kernels.triton.sampling.thresholds import thresholds
 from tests.kernels.triton.twins import DEVICE
+from tests.support.kernels.filter_answers import ANSWERS, answer_rows
 
 V = 4200  # two pieces
 # top_k, top_p, min_p
@@ -68,6 +69,13 @@ def test_the_same_tokens_are_kept() -> None:
     assert edge[list(FILTERS).index("none")] == -torch.inf
     assert kept[0].sum() == 20
     assert kept[1].sum() == 1
+
+
+def test_the_known_tokens_are_kept_in_vllms_order() -> None:
+    logits, filters, left = answer_rows(V)
+    edge = edges(logits, filters, torch.ones(len(left)))
+    for row, expected in enumerate(left):
+        assert set((logits[row] >= edge[row]).nonzero()[:, 0].tolist()) == expected, ANSWERS[row]
 
 
 @pytest.mark.slow

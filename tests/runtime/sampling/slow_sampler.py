@@ -80,6 +80,9 @@ def probabilities(logits: Scores, case: Case) -> tuple[Scores, float]:
     scores = scores / spec.temperature
     p = np.exp(scores - scores.max())
     order = np.argsort(-p, kind="stable")
+    if spec.min_p > 0:
+        margin = min(margin, float(np.abs(p / p.max() - spec.min_p).min()))
+        p[p < spec.min_p * p.max()] = 0
     if 0 < spec.top_k < len(p):
         last, next_ = scores[order[spec.top_k - 1]], scores[order[spec.top_k]]
         if np.isfinite(next_):
@@ -89,9 +92,6 @@ def probabilities(logits: Scores, case: Case) -> tuple[Scores, float]:
         before = np.concatenate([[0.0], np.cumsum(p[order])])[:-1] / p.sum()
         margin = min(margin, float(np.abs(before[1:] - spec.top_p).min()))
         p[order[before >= spec.top_p]] = 0
-    if spec.min_p > 0:
-        margin = min(margin, float(np.abs(p / p.max() - spec.min_p).min()))
-        p[p < spec.min_p * p.max()] = 0
     return p / p.sum(), margin
 
 

@@ -1,4 +1,4 @@
-// top_k, top_p and min_p as one threshold on a row's scores, as defined by kernels/reference/sampling/filters.py.
+// min_p, top_k and top_p as one threshold on a row's scores, as defined by kernels/reference/sampling/filters.py.
 // Scores are counted in bins by their distance from the best; then at most one bin is sorted for each filter.
 #pragma once
 
@@ -72,15 +72,16 @@ struct Scores {  // scores of a row, in units of the noise; -inf: cannot be draw
     float threshold(const Filters& filters) const {
         float found = kLowest;
         if (best == -INFINITY) return found;
+        if (filters.min_p > 0.0f) found = best + std::log(filters.min_p);
         const bool has_k = filters.counts(count), has_p = filters.top_p < 1.0f;
         if (has_k || has_p) {
             static thread_local std::vector<float> sorted;
             Bin bins[kBins];
             count_all(bins);
-            if (has_k) found = kth(bins, static_cast<int64_t>(filters.top_k), sorted);
+            if (has_k) found = std::max(found, kth(bins, static_cast<int64_t>(filters.top_k), sorted));
             if (has_p) found = std::max(found, nucleus(bins, filters.top_p, found, sorted));
         }
-        return filters.min_p > 0.0f ? std::max(found, best + std::log(filters.min_p)) : found;
+        return found;
     }
 
   private:

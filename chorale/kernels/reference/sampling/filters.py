@@ -1,4 +1,4 @@
-"""top_k, top_p and min_p as thresholds on the scores, found without sorting the row.
+"""min_p, top_k and top_p, in this order (vLLM's), as thresholds on the scores, found without sorting the row.
 
 Each filter keeps the tokens whose score reaches a threshold. Bisection over the order-preserving integer
 image of float32 finds the threshold: 32 passes of compare and sum, exact to the last bit. No size depends on
@@ -64,7 +64,7 @@ def filter_scores(
     """Add ``NEGLIGIBLE`` to the entries of ``scores`` [N, V] (logits over temperature) that a filter removes.
 
     Each filter is [N] float32, or None if no row uses it: ``top_k`` (V or more: off), ``top_p`` (1 or more:
-    off; mass is measured within the top k), ``min_p`` (0: off; relative to the most likely token).
+    off; of the mass that the other two keep), ``min_p`` (0: off; relative to the most likely token).
     ``most_k``: the largest k of the rows that use top_k, known to the host. ``space``: two [N, V] float32
     tensors of scratch memory.
     """
@@ -73,11 +73,11 @@ def filter_scores(
     if top_k is not None:
         reach = _kth_largest(scores, top_k.unsqueeze(1), most_k, space[0])
         threshold = torch.where(top_k.unsqueeze(1) > most_k, threshold, reach)
+    if min_p is not None:  # log(0) is -inf, which disables the filter
+        threshold = torch.maximum(threshold, best + min_p.unsqueeze(1).log())
     if top_p is not None:
         nucleus = _nucleus_threshold(scores, best, threshold, top_p.unsqueeze(1), space)
         threshold = torch.maximum(threshold, nucleus)
-    if min_p is not None:  # log(0) is -inf, which disables the filter
-        threshold = torch.maximum(threshold, best + min_p.unsqueeze(1).log())
     kept = torch.ge(scores, threshold, out=space[0])
     scores.add_(kept.sub_(1.0).mul_(-NEGLIGIBLE))
 

@@ -1,4 +1,4 @@
-"""top_k, top_p and min_p as one threshold per row, found without sorting, on one rank or several.
+"""min_p, top_k and top_p as one threshold per row, found without sorting, on one rank or several.
 
 Specified by ``kernels/reference/sampling/filters.py``. A threshold is the largest score that enough of the
 row reaches. A round is one kernel over all rows: it measures how much of a row is at or above 15 pivots, and
@@ -6,10 +6,11 @@ the smallest and the largest score in the pivots' range. The row's last program 
 pivots. If each of several ranks has the logits of some token ids, the ranks exchange these 18 numbers, 72
 bytes per row, and compute the same pivots. No logits are gathered.
 
-A row first searches for its kth score, then for the edge of its nucleus within the top k, and skips later
-rounds and their exchanges. The first pivots of a search divide the range of scores, which settles most rows
-in four rounds; later pivots divide the range of ordered images of float32, of which there are 2^32 = 16^8, so
-that the last round settles every row. A search also ends when all remaining scores in its range are equal.
+A row first searches for its kth score, then for the edge of its nucleus within what min_p and top_k keep, and
+skips later rounds and their exchanges. The first pivots of a search divide the range of scores, which settles
+most rows in four rounds; later pivots divide the range of ordered images of float32, of which there are 2^32
+= 16^8, so that the last round settles every row. A search also ends when all remaining scores in its range
+are equal.
 
 A count is exact, so the kth score has the same bits as on one rank. A mass is summed over pieces that do not
 depend on the batch, then over ranks in order: all ranks get the same bits, which differ from one rank's sum
@@ -41,7 +42,7 @@ ROUNDS = 2 * (VALUE_ROUNDS.value + 8)  # two searches
 STATE = tl.constexpr(24)
 _END, _SEARCH, _ROUND = tl.constexpr(16), tl.constexpr(17), tl.constexpr(18)
 _K, _P, _SETTLED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-# A row's values, float32: its best score, the mass within the top k
+# A row's values, float32: its best score, the threshold that min_p and top_k give
 VALUES = tl.constexpr(2)
 _ARGUMENTS = ["rank", "rank_stride", "begin", "from_bytes", "pieces"]
 
@@ -116,11 +117,11 @@ def _conclude(
             edge = top + tl.log(share)
         tl.store(edge_ptr, edge)
         tl.store(values_ptr, top)
-        tl.store(values_ptr + 1, -float("inf"))
+        tl.store(values_ptr + 1, edge)
         if k < V:
             _begin_search(state_ptr, key_of(tl.minimum(least, top)), key_of(top) + 1, _K)
         elif p < 1.0:
-            _begin_nucleus(state_ptr, top, -float("inf"), p)
+            _begin_nucleus(state_ptr, top, edge, p)
         else:
             tl.store(state_ptr + _SEARCH, _SETTLED)
     else:
@@ -140,8 +141,8 @@ def _conclude(
         if least <= most:  # the range contains scores, so the threshold is one of them
             low, high = tl.maximum(low, key_of(least)), tl.minimum(high, key_of(most) + 1)
         if high - low <= 1:
-            threshold = value_of(low)
-            tl.store(edge_ptr, tl.maximum(tl.load(edge_ptr), threshold))
+            threshold = tl.maximum(tl.load(edge_ptr), value_of(low))
+            tl.store(edge_ptr, threshold)
             if (search == _K) & (p < 1.0):
                 tl.store(values_ptr + 1, threshold)
                 _begin_nucleus(state_ptr, tl.load(values_ptr), threshold, p)
