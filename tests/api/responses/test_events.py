@@ -64,7 +64,8 @@ async def test_usage_counts_each_token_once() -> None:
         assert usage["input_tokens"] == len(server.prompt_ids())
         assert usage["input_tokens_details"] == {"cached_tokens": 16, "cache_write_tokens": 0}
         assert usage["output_tokens"] == len(tokens(HELLO))
-        assert usage["output_tokens_details"] == {"reasoning_tokens": len(tokens("Say hi."))}
+        of_output = {"reasoning_tokens": len(tokens("Say hi.")), "tool_output_tokens": 0}
+        assert usage["output_tokens_details"] == of_output
         assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
         events = await server.events(input="hello")
         assert events[-1]["response"]["usage"] == usage

@@ -71,6 +71,7 @@ async def test_usage_is_summed_and_repeated_tokens_count_as_cached() -> None:
         assert usage["input_tokens_details"]["cached_tokens"] == 5 + len(first) + written
         assert usage["output_tokens"] == written + len(ids(THINK + FINAL))
         assert usage["output_tokens_details"]["reasoning_tokens"] == 2 * len(ids("I need a tool."))
+        assert usage["output_tokens_details"]["tool_output_tokens"] == len(ids(RESULT))
 
 
 async def test_max_output_tokens_limits_the_whole_turn() -> None:
