@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -162,36 +163,26 @@ async def get_world_size(state: ServerState, request: Request) -> Response:
 async def server_info(state: ServerState, request: Request) -> Response:
     """Returns the configuration under vLLM's names, without secrets."""
     form = _choice(request, "config_format", ("text", "json"))
-    config: object = _sections(state.config, state.client.info, state.model_names)
-    if form == "text":
-        sections = _sections(state.config, state.client.info, state.model_names).items()
-        config = ", ".join(f"{name}={value!r}" for name, value in sections)
-    return json_response(
-        {
-            "vllm_config": config,
-            "vllm_env": {
-                name: value
-                for name, value in sorted(os.environ.items())
-                if name.startswith(("VLLM_", "CHORALE_")) and not _SECRET.search(name)
-            },
-            "system_env": await asyncio.to_thread(_system),
-        }
-    )
+    sections = _sections(state.config, state.client.info, state.model_names)
+    text = ", ".join(f"{name}={value!r}" for name, value in sections.items())
+    variables = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(("VLLM_", "CHORALE_")) and not _SECRET.search(name)
+    }
+    config = text if form == "text" else sections
+    system = await asyncio.to_thread(_system)
+    return json_response({"vllm_config": config, "vllm_env": variables, "system_env": system})
 
 
 def _sections(config: ServerConfig, info: EngineInfo, names: tuple[str, ...]) -> dict[str, Any]:
+    """Returns vLLM's sections, with every fact about the engine in ``model_config``."""
     ranks, replicas = info.tensor_parallel_size, config.data_parallel_size
-    drafts = {"method": info.speculation, "num_speculative_tokens": info.num_speculative_tokens}
     return {
         "model_config": {
-            "model": info.model,
-            "revision": info.revision,
+            **msgspec.to_builtins(info),
             "served_model_name": list(names),
-            "max_model_len": info.max_model_len,
-            "dtype": info.dtype,
-            "max_logprobs": info.max_logprobs,
             "logprobs_mode": "raw_logprobs",
-            "enable_sleep_mode": info.enable_sleep_mode,
         },
         "cache_config": {
             "block_size": info.block_size,
@@ -204,26 +195,18 @@ def _sections(config: ServerConfig, info: EngineInfo, names: tuple[str, ...]) ->
             "pipeline_parallel_size": 1,
             "data_parallel_size": replicas,
             "world_size": ranks,
-            "world_size_across_dp": ranks * replicas,
         },
         "scheduler_config": {"max_num_seqs": info.max_num_seqs},
-        "device_config": {"device": info.device},
-        "speculative_config": drafts if info.speculation else None,
-        "profiler_config": {"profiler": "torch" if info.has_profiler else None},
+        "speculative_config": {"method": info.speculation} if info.speculation else None,
         "lora_config": None,
-        "kv_transfer_config": None,
         "weight_transfer_config": None,
     }
 
 
 @functools.cache
 def _system() -> dict[str, Any]:
-    return {
-        "os": platform.platform(),
-        "python_version": platform.python_version(),
-        "cpu_info": facts.cpu_name(),
-        **{f"{name}_version": facts.version_of(name) for name in _PACKAGES},
-    }
+    versions = {f"{name}_version": facts.version_of(name) for name in _PACKAGES}
+    return {"os": platform.platform(), "python_version": platform.python_version(), **versions}
 
 
 # ---------------------------------------------------------------------------- query parameters
