@@ -99,7 +99,7 @@ class LocalExecutor:
 
     def shutdown(self) -> None:
         """Release the device's memory. Results of executed steps can still be read."""
-        self._worker = None
+        self._worker = self._memory = None
 
 
 class LocalStep:

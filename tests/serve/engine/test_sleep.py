@@ -79,7 +79,10 @@ def test_a_sleep_drops_the_memory(folder: Path) -> None:
     assert (pool() is None, embedding() is None) == (True, False)
     tell(core, "sleep", level=2)
     assert embedding() is None
+    tell(core, "wake_up")
+    embedding = weakref.ref(core._executor._worker._model.weights.embedding)  # type: ignore[attr-defined]
     core.shutdown()
+    assert embedding() is None
 
 
 def test_storages_move_to_host_memory_and_views_stay_valid() -> None:
