@@ -210,8 +210,10 @@ KIB = 1024
 H200 = ArchTuning(132, 228 * KIB)
 
 
-def _consumer(multiprocessors: int) -> ArchTuning:
-    return ArchTuning(multiprocessors, 100 * KIB, prefill=PrefillTile(64, 64, False, 4, 2))
+def _consumer(multiprocessors: int, stages: int = 2) -> ArchTuning:
+    """``stages``: of prefill; on sm_120, more than one spills registers."""
+    tile = PrefillTile(64, 64, False, 4, stages)
+    return ArchTuning(multiprocessors, 100 * KIB, prefill=tile, prefill_window=tile)
 
 
 # Keys are the compilers' names. All tables except the H200's are derived from it, the hardware's sizes and
@@ -228,8 +230,8 @@ ARCH_TUNINGS = {
     # Consumer GPUs: 100 KiB, of which a program gets at most 99. The paired tiles do not fit.
     "sm_86": _consumer(84),  # RTX 3090, A10, A4000, A6000
     "sm_89": _consumer(142),  # RTX 4080, L4, L40S
-    "sm_120": _consumer(188),  # RTX 5080, RTX PRO 6000
-    "sm_121": _consumer(48),  # DGX Spark
+    "sm_120": _consumer(188, 1),  # RTX 5080, RTX PRO 6000
+    "sm_121": _consumer(48, 1),  # DGX Spark
     "gfx942": ArchTuning(  # MI300X, MI325X: a quarter of the shared memory, so fewer steps ahead
         304,
         64 * KIB,
