@@ -89,7 +89,7 @@ SAMPLING_FIELDS: dict[str, SamplingField] = {
         "integer", _COUNT, 0, "number of likeliest tokens to keep; 0 and -1 keep all",
         http=Range(-1, VOCAB_SIZE), llm=Range(-1, INT32_MAX), generation="top_k"),
     "min_p": SamplingField(
-        "number", _FRACTION, 0.0, "minimum probability, relative to the likeliest token",
+        "number", _FRACTION, 0.0, "minimum probability, relative to the likeliest token; applied first",
         generation="min_p"),
     "presence_penalty": SamplingField(
         "number", _PENALTY, 0.0, "subtracted once a token has appeared",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from chorale.engine.types import ExpertIds, TokenLogprobs
 from chorale.harmony.vocab import CALL, ENDOFTEXT, Vocabulary
@@ -18,6 +20,36 @@ class Logprob:
 
 
 PositionLogprobs = dict[int, Logprob]  # by token id: the actual token first, then alternatives
+
+
+class FlatLogprobs(Sequence[PositionLogprobs | None]):
+    """The log-probabilities of all positions, in one list for each attribute, which makes few objects.
+
+    Position ``i`` is entries ``start_indices[i]`` to before ``end_indices[i]`` of the other lists. As a
+    sequence, it has a dictionary for each position, None for one without entries.
+    """
+
+    def __init__(self, positions: Iterable[PositionLogprobs | None]) -> None:
+        self.start_indices, self.end_indices = list[int](), list[int]()
+        self.token_ids, self.logprobs = list[int](), list[float]()
+        self.ranks, self.decoded_tokens = list[int | None](), list[str | None]()
+        for position in positions:
+            self.start_indices.append(len(self.token_ids))
+            self.token_ids += position or ()
+            self.logprobs += (entry.logprob for entry in (position or {}).values())
+            self.ranks += (entry.rank for entry in (position or {}).values())
+            self.decoded_tokens += (entry.decoded_token for entry in (position or {}).values())
+            self.end_indices.append(len(self.token_ids))
+
+    def __len__(self) -> int:
+        return len(self.start_indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return FlatLogprobs(self[each] for each in range(*index.indices(len(self))))
+        own = slice(self.start_indices[index], self.end_indices[index])
+        entries = map(Logprob, self.logprobs[own], self.ranks[own], self.decoded_tokens[own])
+        return dict(zip(self.token_ids[own], entries, strict=True)) or None
 
 
 @dataclass(slots=True)
@@ -43,7 +75,7 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
-    logprobs: list[PositionLogprobs] | None = None
+    logprobs: list[PositionLogprobs] | FlatLogprobs | None = None
     routed_experts: ExpertIds | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -63,7 +95,7 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    prompt_logprobs: list[PositionLogprobs | None] | FlatLogprobs | None = None
     finished: bool = True
     num_cached_tokens: int = 0
 
@@ -96,15 +128,17 @@ def completion_output(
         and token_ids[-1:] in ([CALL], [ENDOFTEXT])
     ):
         output.stop_reason = token_ids[-1]
-    if params.logprobs is not None:
+    if params.logprobs is not None or params.logprob_token_ids:
         entries = logprobs[: len(token_ids)]  # there may be tokens after a stop string
-        output.logprobs = [position_logprobs(entry, vocab) for entry in entries]
+        found = (position_logprobs(entry, vocab, ranked=not params.logprob_token_ids) for entry in entries)
+        output.logprobs = FlatLogprobs(found) if params.flat_logprobs else list(found)
         output.cumulative_logprob = sum(entry.logprob for entry in entries)
     return output
 
 
-def position_logprobs(entry: TokenLogprobs, vocab: Vocabulary) -> PositionLogprobs:
+def position_logprobs(entry: TokenLogprobs, vocab: Vocabulary, *, ranked: bool = True) -> PositionLogprobs:
+    """``ranked``: the alternatives are the likeliest tokens, best first."""
     found = {entry.token_id: Logprob(entry.logprob, entry.rank, vocab.decode([entry.token_id]))}
     for rank, (token, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), start=1):
-        found.setdefault(token, Logprob(logprob, rank, vocab.decode([token])))
+        found.setdefault(token, Logprob(logprob, rank if ranked else None, vocab.decode([token])))
     return found

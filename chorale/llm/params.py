@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
+import enum
 import functools
 import inspect
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +13,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from chorale.client.base import EngineInfo
-from chorale.config.sampling_fields import GENERATION, MAX_CHOICES, SAMPLING_FIELDS
+from chorale.config.sampling_fields import GENERATION, MAX_CHOICES, MAX_LOGPROB_TOKEN_IDS, SAMPLING_FIELDS
 from chorale.errors import RequestError
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.matcher import check_constraint
@@ -19,25 +21,34 @@ from chorale.grammar.place import explained
 from chorale.llm.options import listed
 from chorale.requests.formats import constraint_of
 
-_REFUSED = {
+REFUSED = {
     "guided_decoding": "use structured_outputs",
     "logits_processors": "Python logits processors are not supported",
     "best_of": "use n",
     "use_beam_search": "beam search is not supported",
     "truncate_prompt_tokens": "truncate the prompt before the call",
-    "output_kind": "LLM returns finished outputs; stream through the server",
     "extra_args": "there are no extra arguments",
+    "watermarking": "there is no watermark",
+    "thinking_token_budget": "choose a reasoning_effort; the server has a budget",
+    "repetition_detection": "use frequency_penalty or max_tokens",
+    "trace_decode_token_ids": "append the tokens to the prompt and ask for prompt_logprobs",
+    "prompt_logprob_token_ids": "use prompt_logprobs, or logprob_token_ids for the tokens that follow",
+    "prompt_logprob_start": "prompt_logprobs score every position",
+    "routed_experts_prompt_start": "LLM does not return the experts of tokens",
 }
 
 
-def check_names(owner: str, given: dict[str, Any], known: Sequence[str]) -> None:
-    """Raises ``TypeError`` for an unknown name, with the nearest known one; ``ValueError`` if in _REFUSED."""
+def check_names(
+    owner: str, given: Mapping[str, Any], known: Collection[str], refused: Mapping[str, str] = REFUSED
+) -> None:
+    """Raises ``TypeError`` for an unknown name, with the nearest known one, ``ValueError`` for a name in
+    ``refused`` whose value asks for something, with the reason."""
     for name, value in given.items():
         if name in known:
             continue
-        if name in _REFUSED:
-            if value is not None:
-                raise ValueError(f"{owner}: {name} is not supported: {_REFUSED[name]}")
+        if name in refused:
+            if len(value) if hasattr(value, "__len__") else value:
+                raise ValueError(f"{owner}: {name} is not supported: {refused[name]}")
             continue
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -89,7 +100,15 @@ def _compiled(constraint: Constraint) -> None:
     check_constraint(constraint)
 
 
-@dataclass(frozen=True, kw_only=True)
+class RequestOutputKind(enum.Enum):
+    """vLLM's forms of streamed outputs. ``LLM`` returns finished outputs, whatever the kind."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+@dataclass(kw_only=True)
 class _Fields:
     n: int = 1
     presence_penalty: float = 0.0
@@ -116,12 +135,18 @@ class _Fields:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
+    logprob_token_ids: Sequence[int] | None = None
+    flat_logprobs: bool = False
+    skip_reading_prefix_cache: bool | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
+    skip_clone: bool = False
 
 
 class SamplingParams(_Fields):
     """Sampling parameters, with vLLM's names and defaults.
 
-    A bad value is a ``ValueError`` or a ``TypeError`` that names the argument.
+    A bad value is a ``ValueError`` or a ``TypeError`` that names the argument, also if it is assigned later.
     """
 
     if not TYPE_CHECKING:  # type checkers and editors see the arguments of _Fields
@@ -129,8 +154,19 @@ class SamplingParams(_Fields):
         def __init__(self, **given: Any) -> None:
             names = [field.name for field in fields(_Fields)]
             check_names("SamplingParams", given, names)
-            super().__init__(**{name: _plain(name, value) for name, value in given.items() if name in names})
+            vars(self).update({field.name: field.default for field in fields(_Fields)})
+            vars(self).update({name: _plain(name, given[name]) for name in names if name in given})
             _check(self)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            before = dict(vars(self))
+            check_names("SamplingParams", {name: value}, tuple(before))
+            vars(self).update({name: _plain(name, value)} if name in before else {})
+            try:
+                _check(self)
+            except ValueError:
+                vars(self).update(before)
+                raise
 
     @classmethod
     def from_defaults(cls, defaults: dict[str, float], **given: Any) -> SamplingParams:
@@ -139,6 +175,23 @@ class SamplingParams(_Fields):
         for name in known.keys() & INTEGERS:
             known[name] = int(known[name])
         return cls(**{**known, **given})
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> SamplingParams:
+        """Return parameters from ``given``, where None means the default. Keys of ``logit_bias`` may be
+        strings, and its values are limited to -100 to 100."""
+        bias = given.get("logit_bias")
+        if bias is not None:
+            try:
+                given["logit_bias"] = {int(key): min(100.0, max(-100.0, bias[key])) for key in bias}
+            except (TypeError, ValueError):
+                raise ValueError("logit_bias must map token ids to numbers") from None
+        optional = ("max_tokens", "seed")  # None has a meaning, or is the default
+        return cls(**{name: value for name, value in given.items() if value is not None or name in optional})
+
+    def clone(self) -> SamplingParams:
+        """Return a copy, which can be changed alone."""
+        return copy.deepcopy(self)
 
     def constraint(self) -> Constraint | None:
         """Return the constraint of ``structured_outputs``. Raises ``ValueError`` or ``TypeError``."""
@@ -180,7 +233,7 @@ _MEANINGS = {
     "presence_penalty": "subtracted from the logits of tokens that have appeared in the output",
     "frequency_penalty": "subtracted from the logit of a token for each time it has appeared in the output",
     "repetition_penalty": "makes tokens of prompt and output less likely if above 1, more likely if below",
-    "min_p": "minimum probability of a token, as a share of the likeliest token's",
+    "min_p": "minimum probability of a token, as a share of the likeliest token's; applied first",
     "seed": "makes the output repeatable; None: a new seed for each call",
     "max_tokens": "maximum number of output tokens, reasoning included; None: up to the context length",
     "logprobs": "number of likeliest tokens whose log-probabilities are returned at each position",
@@ -197,6 +250,13 @@ _MEANINGS = {
     "allowed_token_ids": "generate these tokens only",
     "bad_words": "texts that must not be generated",
     "structured_outputs": "a schema, regular expression, list or grammar that the answer must match",
+    "logprob_token_ids": "token ids whose log-probabilities are returned at each position, instead of the "
+    f"likeliest ones (at most {MAX_LOGPROB_TOKEN_IDS})",
+    "flat_logprobs": "return log-probabilities as FlatLogprobs: one list for each attribute, and few objects",
+    "skip_reading_prefix_cache": "compute the whole prompt; its pages are cached all the same",
+    "output_kind": "has no effect: LLM returns finished outputs",
+    "stream_interval": "has no effect: LLM returns finished outputs",
+    "skip_clone": "has no effect: parameters are not copied",
 }
 
 
@@ -223,7 +283,7 @@ INTEGERS = frozenset(name for name, field in _NUMBERS.items() if field.type == "
 INTEGERS |= {"routed_experts_prompt_start"}
 _OPTIONAL = frozenset(name for name, field in _NUMBERS.items() if field.default is None)
 _TEXTS = ("stop", "bad_words")
-_IDS = ("stop_token_ids", "allowed_token_ids")
+_IDS = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -234,6 +294,12 @@ def _plain(name: str, value: Any) -> Any:
     if name in _OPTIONAL and value is None:
         return None
     if name in INTEGERS:
+        if name in ("logprobs", "prompt_logprobs") and value == -1:
+            raise ValueError(
+                f"{name}=-1 (the whole vocabulary) is not supported: name ids in logprob_token_ids"
+            )
+        if name == "seed" and value == -1:  # vLLM's spelling of "none"
+            return None
         if not isinstance(value, Integral):
             raise TypeError(f"{name} must be an integer, not {value!r}")
         return int(value)
@@ -272,6 +338,13 @@ def _check(params: SamplingParams) -> None:
     for name, texts in (("stop", params.stop_strings), ("bad_words", params.bad_words or ())):
         if not all(texts):  # an empty bad word would ban the space before each word
             raise ValueError(f"{name} must not contain an empty string")
+    count = len(params.logprob_token_ids or ())
+    if count > MAX_LOGPROB_TOKEN_IDS:
+        raise ValueError(f"logprob_token_ids must have at most {MAX_LOGPROB_TOKEN_IDS} ids, not {count}")
+    if count and params.logprobs not in (None, count):
+        raise ValueError(f"logprobs must be None or the number of logprob_token_ids ({count})")
+    if params.stream_interval is not None and not params.stream_interval >= 1:
+        raise ValueError(f"stream_interval must be at least 1, not {params.stream_interval!r}")
     if params._wanted() is not None:
         _check_conflicts(params, "structured_outputs")
     if params.stop_strings and not params.detokenize:
@@ -289,7 +362,7 @@ def check_for(params: SamplingParams, info: EngineInfo) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) > info.max_logprobs:
             raise ValueError(f"{name} must be at most {info.max_logprobs} (max_logprobs)")
-    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+    for name in (*_IDS, "logit_bias"):
         for token in getattr(params, name) or ():
             if not isinstance(token, Integral) or not 0 <= int(token) < info.vocab_size:
                 raise ValueError(f"{name}: {token} is not a token id (0 to {info.vocab_size - 1})")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import msgspec
+
 from chorale.client.base import EngineInfo
 from chorale.engine.admission import sampling_fault
 from chorale.errors import ContextLengthError, RequestError
@@ -44,6 +48,13 @@ def make_turn(
         raise
     except RequestError as error:
         raise ValueError(error.message) from None
+    sampling = msgspec.structs.replace(
+        turn.sampling, skip_reading_prefix_cache=bool(params.skip_reading_prefix_cache)
+    )
+    if params.logprob_token_ids:
+        ids = tuple(map(int, params.logprob_token_ids))
+        sampling = msgspec.structs.replace(sampling, logprobs=0, logprob_token_ids=ids)
+    turn = dataclasses.replace(turn, sampling=sampling)
     for constraint in turn.grammar_parts:
         check_compiles(constraint)
     fault = sampling_fault(turn.sampling, info.vocab_size)
