@@ -126,12 +126,22 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Function, ...
 
 
 def render_chat(
-    messages: ChatMessages, tools: Sequence[ToolDescription], effort: str | None, vocab: Vocabulary
+    messages: ChatMessages,
+    tools: Sequence[ToolDescription],
+    effort: str | None,
+    vocab: Vocabulary,
+    identity: str | None = None,
+    *,
+    for_completion: bool = True,
 ) -> Prompt:
-    """Return the prompt, equal to the server's. Raises ``RequestError`` with the path of the bad message."""
+    """Return the prompt, equal to the server's. ``identity``: first words of the system message.
+    ``for_completion``: end it with the head of the answer.
+
+    Raises ``RequestError`` with the path of the bad message.
+    """
     cleaned, said = take_efforts(messages)
     instructions, num_leading = split_instructions(cleaned)
     chosen = reasoning_effort(effort, "reasoning_effort", said or DEFAULT_EFFORT)
-    head = prompt_head(ServerConfig(), chosen, instructions, tools)
+    head = prompt_head(ServerConfig(), chosen, instructions, tools, identity=identity)
     conversation = Conversation((*head, *to_harmony(cleaned, num_leading)))
-    return Prompt(None, render_conversation(conversation, vocab))
+    return Prompt(None, render_conversation(conversation, vocab, for_completion=for_completion))
