@@ -10,7 +10,14 @@ from collections.abc import Iterator, Sequence
 
 from chorale.engine.types import GenerateRequest, TokenChunk, TokenLogprobs
 from chorale.harmony.vocab import Vocabulary
-from chorale.llm.outputs import CompletionOutput, RequestOutput, completion_output, position_logprobs
+from chorale.llm.metrics import LlmMetrics
+from chorale.llm.outputs import (
+    CompletionOutput,
+    FlatLogprobs,
+    RequestOutput,
+    completion_output,
+    position_logprobs,
+)
 from chorale.llm.params import SamplingParams
 from chorale.llm.prompts import Prompt
 from chorale.turns.choice.choice import Choice
@@ -56,9 +63,9 @@ class Reading:
 class Batch:
     """The prompts of one call. ``take`` gets a chunk per row after every step, so it must be cheap."""
 
-    def __init__(self, vocab: Vocabulary, max_model_len: int) -> None:
+    def __init__(self, vocab: Vocabulary, max_model_len: int, metrics: LlmMetrics) -> None:
         self.num_done = 0  # prompts whose choices have all ended
-        self._vocab, self._max_model_len = vocab, max_model_len
+        self._vocab, self._max_model_len, self._metrics = vocab, max_model_len, metrics
         self._works: list[Work] = []
         self._readings: dict[str, Sequence[Reading]] = {}  # by request id of the round
 
@@ -74,9 +81,20 @@ class Batch:
         self._works.append(work)
         self._readings[turn.request_id] = [Reading(work, choice) for choice in choices]
 
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def params(self) -> list[SamplingParams]:
+        return [work.params for work in self._works]
+
     def requests(self) -> Iterator[GenerateRequest]:
-        """Return the first round of each turn, in order."""
-        return (work.turn.first_round() for work in self._works)
+        """Return the first round of each turn that has not ended, in order."""
+        return (work.turn.first_round() for work in self._works if len(work.done) < work.turn.sampling.n)
+
+    def abort(self) -> None:
+        """End all choices with ``finish_reason`` "abort"; none has begun."""
+        for request in self.requests():
+            self.take([TokenChunk(request.request_id, i, [], "abort") for i in range(request.sampling.n)])
 
     def outputs(self) -> list[RequestOutput]:
         """Return the outputs in the order in which their prompts were added."""
@@ -136,14 +154,16 @@ class Batch:
         fold.add(reading.choice.take())
         ended = fold.ended
         assert ended is not None
+        self._metrics.choice_ended(work.turn, index, ended)
         work.done[index] = completion_output(index, fold, ended, reading.logprobs, work.params, self._vocab)
         work.done[index].routed_experts = routed_experts(work.turn, ended)
         output.num_cached_tokens = max(output.num_cached_tokens, ended.usage.cached_tokens)
         if ended.prompt_logprobs is not None and output.prompt_logprobs is None:
-            output.prompt_logprobs = [
+            scored = (
                 None if entry is None else position_logprobs(entry, self._vocab)
                 for entry in ended.prompt_logprobs
-            ]
+            )
+            output.prompt_logprobs = FlatLogprobs(scored) if work.params.flat_logprobs else list(scored)
         if len(work.done) == work.turn.sampling.n:
             output.outputs = [work.done[each] for each in sorted(work.done)]
             self.num_done += 1

@@ -11,10 +11,11 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from chorale.client.base import Core, EngineInfo
+from chorale.client.base import Core, EngineInfo, EngineStatus, EngineView
+from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import EngineDeadError, EngineError
 from chorale.llm.signals import SignalsBetweenSteps
@@ -42,6 +43,8 @@ class OfflineEngine:
     A separate thread uses the engine's idle time while no request runs, and sleeps otherwise.
     """
 
+    status = EngineStatus("ready")
+
     def __init__(self, core: Core, info: EngineInfo, events: EventSink | None = None) -> None:
         """``events`` publishes the KV events of each step."""
         self.info = info
@@ -57,9 +60,35 @@ class OfflineEngine:
         self._idler = threading.Thread(target=self._use_idle_time, name="chorale-idle", daemon=True)
         self._idler.start()
 
+    @property
+    def engines(self) -> Sequence[EngineView]:
+        return (self,)
+
+    @property
     def stats(self) -> EngineStats:
-        """Return counters since the engine was built. Only the thread that runs requests may call it."""
+        """Counters since the engine was built."""
         return self._core.stats()
+
+    def control(self, command: Command) -> Outcome:
+        """Execute a command between two calls of ``run``. Raises ``ConflictError`` as the core does,
+        ``EngineDeadError`` if the engine fails or has failed, ``RuntimeError`` within a call of ``run``."""
+        if self._owner == threading.get_ident():
+            raise RuntimeError("the engine cannot be controlled from within a call that is still running")
+        with self._lock:
+            self.require_ready()
+            try:
+                done = self._core.control(command)
+                while not done.done():
+                    self._step()
+                return done.result()
+            except EngineDeadError:
+                raise
+            except EngineError as error:
+                self._failure = f"the engine failed: {error.message}"
+                raise EngineDeadError(self._failure) from error
+            finally:
+                self._quiet_until = time.monotonic() + _QUIET
+                self._at_rest.set()
 
     def run(self, requests: Iterable[GenerateRequest], take: Take) -> None:
         """Run ``requests`` until all of them have ended; ``take`` gets the chunks of each step.

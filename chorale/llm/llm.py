@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import itertools
 import logging
@@ -10,19 +9,17 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-import msgspec
-
 from chorale.client.base import EngineInfo
-from chorale.config.engine import MOST_ENGINES, EngineConfig
-from chorale.config.kv_events import KvEventsConfig, read_kv_events
-from chorale.config.read_speculative import read_speculative
-from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
-from chorale.config.speculative import SpeculativeConfig
+from chorale.config.engine import EngineConfig
+from chorale.config.sampling_fields import SAMPLING_FIELDS
 from chorale.engine.types import TokenChunk
-from chorale.errors import ConfigError
+from chorale.errors import ChoraleError, ConfigError
 from chorale.harmony.vocab import load_vocabulary
+from chorale.llm.administration import Administration, in_arguments
 from chorale.llm.batch import Batch, Order
+from chorale.llm.configure import count_of_engines, engine_config
 from chorale.llm.engine import OfflineEngine
+from chorale.llm.metrics import LlmMetrics
 from chorale.llm.options import EngineOptions, as_arguments, engine_arguments, engine_signature, listed
 from chorale.llm.outputs import RequestOutput
 from chorale.llm.params import SamplingParams, check_names
@@ -36,6 +33,7 @@ from chorale.llm.prompts import (
     read_tools,
     render_chat,
 )
+from chorale.llm.tokenizer import HarmonyTokenizer
 from chorale.llm.turns import make_turn
 from chorale.machine.devices import replica_environments
 from chorale.turns.choice.choice import Choice
@@ -46,38 +44,37 @@ from chorale.turns.rules import TurnRules
 if TYPE_CHECKING:
     from chorale.llm.many_engines import ManyEngines
 
+ParamsOfPrompts = SamplingParams | Sequence[SamplingParams] | None
 logger = logging.getLogger(__name__)
 _warned: list[str] = []  # names of warnings that this process has logged
 
-# Arguments of vLLM's LLM that have no effect here, with the reason.
-_IGNORED = {
-    "tokenizer": "the harmony vocabulary is built in",
-    "tokenizer_mode": "the harmony vocabulary is built in",
-    "trust_remote_code": "no remote code is ever run",
-    "tokenizer_revision": "the harmony vocabulary is built in",
-    "cpu_offload_gb": "see cpu_offload_params",
-    "max_seq_len_to_capture": "graphs are captured as needed",
-    "disable_log_stats": "LLM logs no statistics",
-    "enable_chunked_prefill": "prefill is always chunked",
-    "distributed_executor_backend": "ranks are processes of one machine",
-    "load_format": "safetensors is the only format",
-    "skip_tokenizer_init": "the harmony vocabulary is built in",
+# Arguments of vLLM's methods that may only have a value that asks for nothing.
+_UNUSED = {
+    "lora_request": "adapters are not supported",
+    "tokenization_kwargs": "get_tokenizer().encode has options; pass the ids",
+    "mm_processor_kwargs": "gpt-oss reads text only",
+    "priority": "prompts run in the order in which they are given",
+    "chat_template": "messages are always rendered as harmony",
+    "continue_final_message": "the server's chat API has it",
 }
-
-
-# Attributes of vLLM's LLM that are missing here, with what to do instead.
+_INTERNAL = "the engine has no public interface"
+_TRAINER = "weights cannot be replaced; load another checkpoint"
+# Attributes of vLLM's LLM that are missing here, with the reason.
 _MISSING = {
-    "get_tokenizer": "the vocabulary is o200k_harmony, which tiktoken and openai_harmony contain",
     "beam_search": "beam search is not supported",
-    "sleep": "shutdown() frees the memory; a new LLM loads the model again",
-    "wake_up": "shutdown() frees the memory; a new LLM loads the model again",
-    "llm_engine": "the engine has no public interface",
-    "collective_rpc": "the engine has no public interface",
-    "apply_model": "the engine has no public interface",
-} | dict.fromkeys(("encode", "embed", "classify", "score", "reward"), "gpt-oss only generates text")
+    "release_kv_cache_memory": "sleep() releases it together with the weights",
+    **dict.fromkeys(("llm_engine", "collective_rpc", "apply_model", "model_config"), _INTERNAL),
+    **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), "gpt-oss only generates text"),
+    **dict.fromkeys(
+        ("init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update",
+         "start_draft_weight_update", "update_weights", "finish_weight_update", "update_weight_version",
+         "get_weight_version"),
+        _TRAINER,
+    ),
+}  # fmt: skip
 
 
-class LLM:
+class LLM(Administration):
     """An engine in this process, with the interface of vLLM's ``LLM``.
 
     The thread that calls ``generate`` or ``chat`` runs the engine; a call from another thread waits until
@@ -88,16 +85,17 @@ class LLM:
 
     def __init__(self, model: str | os.PathLike[str] = "demo", **options: Unpack[EngineOptions]) -> None:
         self._vocab = load_vocabulary()
-        count = _count_of_engines(options.pop("data_parallel_size", None))
+        count = count_of_engines(options.pop("data_parallel_size", None))
         try:
-            self._engine = _open(_config(model, dict(options), count), count)
-        except ConfigError as error:
-            error.message = as_arguments(error.message)
-            error.args = (error.message,)
-            raise
+            self._engine = _open(engine_config(model, dict(options), count), count)
+        except ChoraleError as error:
+            raise in_arguments(error) from error.__cause__
         for note in self.info.notes:
-            logger.warning("%s", note)
+            logger.warning("%s", as_arguments(note))
         self._numbers = itertools.count()
+        self._metrics = LlmMetrics(self.info.model)
+        self._metrics.watch(self._engine)
+        self._queued = self._batch()
 
     def __getattr__(self, name: str) -> Any:
         reason = f" ({_MISSING[name]})" if name in _MISSING else ""
@@ -112,20 +110,57 @@ class LLM:
         """Return vLLM's defaults, overridden by the values in ``generation_config.json``."""
         return SamplingParams.from_defaults(self.info.default_sampling)
 
+    def get_tokenizer(self) -> HarmonyTokenizer:
+        """Return the tokenizer, which has the methods of transformers' tokenizer of gpt-oss."""
+        return HarmonyTokenizer(self._vocab, self.info.max_model_len)
+
     def generate(
         self,
         prompts: OnePrompt | Sequence[OnePrompt] | None = None,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: ParamsOfPrompts = None,
         use_tqdm: UseTqdm = True,
         *,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        **unused: Any,
     ) -> list[RequestOutput]:
         """Return one RequestOutput per prompt, in order. ``sampling_params``: one for all, or one per prompt.
 
         ``use_tqdm``: whether to show a progress bar on a terminal, or a callable that takes tqdm's arguments
-        and returns a bar. If a single choice fails, its ``finish_reason`` is "error". Raises ``ValueError``,
-        ``TypeError`` or ``ChoraleError`` for bad arguments before anything runs, ``EngineError`` if the
-        engine fails or is shut down."""
+        and returns a bar. If a single choice fails, its ``finish_reason`` is "error". Raises
+        ``ValueError``, ``TypeError`` or ``ChoraleError`` for bad arguments before anything runs,
+        ``EngineError`` if the engine fails or is shut down."""
+        batch = self._batch()
+        self._add_prompts(batch, prompts, sampling_params, prompt_token_ids, unused)
+        return self._run(batch, use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: OnePrompt | Sequence[OnePrompt],
+        sampling_params: ParamsOfPrompts = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        **unused: Any,
+    ) -> list[str]:
+        """Keep prompts for ``wait_for_completion``, which runs them. Returns their request ids."""
+        return self._add_prompts(self._queued, prompts, sampling_params, None, unused)
+
+    def wait_for_completion(
+        self, output_type: Any = None, *, use_tqdm: UseTqdm = True
+    ) -> list[RequestOutput]:
+        """Run the prompts of ``enqueue`` and ``enqueue_chat``, and return their outputs in that order."""
+        self._require_awake()
+        batch, self._queued = self._queued, self._batch()
+        return self._run(batch, use_tqdm)
+
+    def _add_prompts(
+        self,
+        batch: Batch,
+        prompts: OnePrompt | Sequence[OnePrompt] | None,
+        sampling_params: ParamsOfPrompts,
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None,
+        unused: Mapping[str, Any],
+    ) -> list[str]:
+        check_names("generate", unused, (), _UNUSED)
         read = read_prompts(prompts, prompt_token_ids, self._vocab)
         params = _for_each(sampling_params, self.get_default_sampling_params, len(read))
         eos = frozenset(self.info.eos_token_ids)
@@ -143,16 +178,18 @@ class LLM:
                 hide_stop=not own.include_stop_str_in_output,
             )
 
-        return self._run(read, params, use_tqdm, rules, choice)
+        return self._add(batch, read, params, rules, choice)
 
     def chat(
         self,
         messages: ChatMessages | Sequence[ChatMessages],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: ParamsOfPrompts = None,
         use_tqdm: UseTqdm = True,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         reasoning_effort: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **unused: Any,
     ) -> list[RequestOutput]:
         """Return one RequestOutput for a conversation (a list of messages), or one for each of several.
 
@@ -162,11 +199,50 @@ class LLM:
 
         Without ``sampling_params``, answers are limited by the model's ``max_new_tokens`` or the context
         length. ``SamplingParams(...)`` without ``max_tokens`` allows 16 tokens, reasoning included: pass
-        ``max_tokens=None`` for no limit but the context length."""
-        several = read_conversations(messages)
+        ``max_tokens=None`` for no limit but the context length.
+
+        ``chat_template_kwargs`` may have ``reasoning_effort`` and ``model_identity``."""
+        batch, effort, template = self._batch(), reasoning_effort, chat_template_kwargs
+        options = {"tools": tools, "reasoning_effort": effort, "chat_template_kwargs": template, **unused}
+        self._add_chats(batch, messages, sampling_params, **options)
+        outputs = self._run(batch, use_tqdm)
+        for own, output in zip(batch.params(), outputs, strict=True):
+            _warn_of_empty(own, output)
+        return outputs
+
+    def enqueue_chat(
+        self,
+        messages: ChatMessages | Sequence[ChatMessages],
+        sampling_params: ParamsOfPrompts = None,
+        use_tqdm: UseTqdm = True,
+        **options: Any,
+    ) -> list[str]:
+        """``enqueue`` for conversations; the arguments are those of ``chat``."""
+        return self._add_chats(self._queued, messages, sampling_params, **options)
+
+    def _add_chats(
+        self,
+        batch: Batch,
+        messages: ChatMessages | Sequence[ChatMessages],
+        sampling_params: ParamsOfPrompts,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        reasoning_effort: str | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_content_format: str = "auto",  # content is read in either form
+        **unused: Any,
+    ) -> list[str]:
+        template = {"reasoning_effort": reasoning_effort, **(chat_template_kwargs or {})}
+        check_names("chat", unused, (), _UNUSED)
+        check_names("chat_template_kwargs", template, ("reasoning_effort", "model_identity"))
+        effort, identity = template["reasoning_effort"], template.get("model_identity")
+        if not add_generation_prompt:
+            raise ValueError("chat: add_generation_prompt must be true")
         functions = read_tools(tools)
+        several = read_conversations(messages)
         described = [function.tool for function in functions]
-        prompts = [render_chat(some, described, reasoning_effort, self._vocab) for some in several]
+        prompts = [render_chat(some, described, effort, self._vocab, identity) for some in several]
         params = _for_each(sampling_params, self._chat_defaults, len(prompts))
         eos = frozenset(self.info.eos_token_ids)
 
@@ -176,10 +252,7 @@ class LLM:
         def choice(turn: TurnRequest, own: SamplingParams, index: int) -> Choice:
             return Choice(self._vocab, turn, index, eos)
 
-        outputs = self._run(prompts, params, use_tqdm, rules, choice)
-        for own, output in zip(params, outputs, strict=True):
-            _warn_of_empty(own, output)
-        return outputs
+        return self._add(batch, prompts, params, rules, choice)
 
     def shutdown(self) -> None:
         """Stop the engine and free its memory. Idempotent."""
@@ -199,23 +272,32 @@ class LLM:
             return SamplingParams.from_defaults(defaults)
         return SamplingParams.from_defaults(defaults, max_tokens=None)
 
-    def _run(
+    def _batch(self) -> Batch:
+        return Batch(self._vocab, self.info.max_model_len, self._metrics)
+
+    def _add(
         self,
+        batch: Batch,
         prompts: list[Prompt],
         params: list[SamplingParams],
-        use_tqdm: UseTqdm,
         make_rules: Callable[[SamplingParams], TurnRules],
         make_choice: Callable[[TurnRequest, SamplingParams, int], Choice | RawChoice],
-    ) -> list[RequestOutput]:
-        """Check all prompts, then run them. The engine gets all of them at once, in order."""
+    ) -> list[str]:
+        """Check all prompts, then add them to ``batch``. Returns their request ids."""
         self._engine.require_ready()
         rules = {key: make_rules(own) for key, own in {id(own): own for own in params}.items()}
-        batch = Batch(self._vocab, self.info.max_model_len)
+        turns = []
         for prompt, own in zip(prompts, params, strict=True):
             request_id = str(next(self._numbers))
-            turn = make_turn(request_id, prompt, own, rules[id(own)], self.info, self._vocab)
+            turns.append(make_turn(request_id, prompt, own, rules[id(own)], self.info, self._vocab))
+        for prompt, own, turn in zip(prompts, params, turns, strict=True):
             batch.add(prompt, own, turn, [make_choice(turn, own, index) for index in range(own.n)])
-        progress = make_progress(len(prompts), use_tqdm, self._engine.stats)
+        return [turn.request_id for turn in turns]
+
+    def _run(self, batch: Batch, use_tqdm: UseTqdm) -> list[RequestOutput]:
+        """Run a batch. The engine gets all prompts at once, in order."""
+        self._require_awake()
+        progress = make_progress(len(batch), use_tqdm, lambda: self._engine.stats)
 
         def take(chunks: list[TokenChunk]) -> list[Order]:
             orders = batch.take(chunks)
@@ -231,69 +313,6 @@ class LLM:
 
 LLM.__init__.__signature__ = engine_signature()  # type: ignore[attr-defined]
 LLM.__doc__ = f"{inspect.cleandoc(LLM.__doc__ or '')}\n\nArguments:\n\n{listed(engine_arguments())}\n"
-
-
-def _config(model: str | os.PathLike[str], options: dict[str, Any], count: int) -> EngineConfig:
-    names = [field.name for field in dataclasses.fields(EngineConfig)]
-    for name in [name for name in options if name in _IGNORED]:
-        logger.warning("LLM: %s has no effect: %s", name, _IGNORED[name])
-        del options[name]
-    _rename_host_tier_options(options)
-    check_names("LLM", options, names)
-    given = {name: value for name, value in options.items() if value is not None}  # None: default
-    speculative = _speculative(given.pop("speculative_config", None))
-    kv_events = _kv_events(given.pop("kv_events_config", None), given.get("enable_prefix_caching"), count)
-    given.setdefault("prompt_delay", 0.0)  # without streams, prefill may delay running rows
-    try:
-        config = msgspec.convert({"model": os.fspath(model), **given}, EngineConfig)
-        config = dataclasses.replace(config, speculative_config=speculative, kv_events_config=kv_events)
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `$.")
-        raise ConfigError(f"LLM: {path.rstrip('`')}: {reason}") from None
-    override = config.override_generation_config or {}
-    check_names("override_generation_config", override, list(GENERATION))
-    SamplingParams.from_defaults(override)  # raises for values that are out of range
-    return config
-
-
-def _rename_host_tier_options(options: dict[str, Any]) -> None:
-    """Replace vLLM's ``swap_space`` and ``kv_offloading_backend`` by ``kv_offloading_size``."""
-    backend, size = options.pop("kv_offloading_backend", None), options.pop("swap_space", None)
-    if backend not in (None, "native"):
-        raise ConfigError(f"LLM: kv_offloading_backend={backend!r}: the only backend is native")
-    if size is not None and options.get("kv_offloading_size") is None:
-        options["kv_offloading_size"] = size
-
-
-def _speculative(given: Any) -> SpeculativeConfig | None:
-    if given is None or isinstance(given, SpeculativeConfig):
-        return given
-    config, notices = read_speculative(given, "LLM: speculative_config")
-    for notice in notices:
-        logger.warning("%s", notice)
-    if config.is_synthetic:
-        logger.warning(
-            "SYNTHETIC ACCEPTANCE: draft tokens are accepted by a profile; the output has no meaning"
-        )
-    return config
-
-
-def _kv_events(given: Any, caching: Any, count: int) -> KvEventsConfig | None:
-    if given is None or isinstance(given, KvEventsConfig):
-        return given
-    config = read_kv_events(given, "LLM: kv_events_config", count)
-    reason = config.why_silent(caching is not False)
-    if reason:
-        logger.warning("LLM: kv_events_config publishes nothing: %s", reason)
-    return config
-
-
-def _count_of_engines(size: Any) -> int:
-    if size is None:
-        return 1
-    if not isinstance(size, int) or not 1 <= size <= MOST_ENGINES:
-        raise ConfigError(f"LLM: data_parallel_size={size!r}: must be an integer, 1 to {MOST_ENGINES}")
-    return int(size)
 
 
 def _open(config: EngineConfig, count: int) -> OfflineEngine | ManyEngines:

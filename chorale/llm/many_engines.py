@@ -13,14 +13,15 @@ import contextlib
 import os
 import random
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from chorale.client.admission import QueueLimits
-from chorale.client.base import EngineInfo
+from chorale.client.base import EngineInfo, EngineView
 from chorale.client.fleet.fixed_members import FixedFleet
 from chorale.client.remote import ClientLimits
 from chorale.client.stream import RequestStream
 from chorale.config.engine import EngineConfig
+from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import EngineStats, GenerateRequest
 from chorale.errors import ConfigError, EngineDeadError
 from chorale.llm.engine import Take
@@ -60,8 +61,20 @@ class ManyEngines:
             self.close()
             raise
 
+    @property
+    def engines(self) -> Sequence[EngineView]:
+        return self._client.engines
+
+    @property
     def stats(self) -> EngineStats:
         return self._client.stats
+
+    def control(self, command: Command) -> Outcome:
+        """Execute a command on all engines between two calls of ``run``; see ``EngineClient.control``."""
+        self._refuse_owner("the engines cannot be controlled from within a call that is still running")
+        with self._lock:
+            self._wait_ready()
+            return asyncio.run_coroutine_threadsafe(self._client.control(command), self._loop).result()
 
     def run(self, requests: Iterable[GenerateRequest], take: Take) -> None:
         """Run ``requests`` until all of them have ended; see ``OfflineEngine.run``. ``take`` is called in

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypedDict
 from chorale.config.engine import EngineConfig, LogprobsMode
 from chorale.config.kv_events import KvEventsConfig
 from chorale.config.options.flags import FLAGS
+from chorale.config.profiler import ProfilerConfig
 from chorale.config.speculative import SpeculativeConfig
 
 
@@ -62,6 +63,8 @@ class EngineOptions(TypedDict, total=False):
     mixed_cuda_graphs: bool
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None
     kv_events_config: KvEventsConfig | Mapping[str, Any] | None
+    enable_sleep_mode: bool
+    profiler_config: ProfilerConfig | Mapping[str, Any] | None
     max_logprobs: int
     logprobs_mode: LogprobsMode
     enable_return_routed_experts: bool
@@ -77,6 +80,7 @@ _OWN = {  # meanings that differ from those of the flags
     "model": "folder, Hugging Face id, or demo (the small model in the package)",
     "data_parallel_size": "number of engines (replicas), each a process with its own GPU or GPUs",
     "mixed_cuda_graphs": "capture small steps of prompts and rows together, if decode steps are captured",
+    "enable_sleep_mode": "let sleep() release the device's memory, and wake_up() restore it",
     "prompt_delay": "seconds that prompts may add to a step with running rows; 0: no limit",
 }
 _DEFAULTS: dict[str, object] = {field.name: field.default for field in dataclasses.fields(EngineConfig)}

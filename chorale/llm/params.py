@@ -34,7 +34,6 @@ REFUSED = {
     "trace_decode_token_ids": "append the tokens to the prompt and ask for prompt_logprobs",
     "prompt_logprob_token_ids": "use prompt_logprobs, or logprob_token_ids for the tokens that follow",
     "prompt_logprob_start": "prompt_logprobs score every position",
-    "routed_experts_prompt_start": "LLM does not return the experts of tokens",
 }
 
 

@@ -215,7 +215,7 @@ class MeteredStream:
         if chunk.finish_reason is not None and index in self._open:
             self._end(index, chunk.finish_reason, "engine" if chunk.finish_reason == "abort" else None)
             if chunk.timings is not None:
-                _observe_timings(chunk.timings, record)
+                observe_timings(chunk.timings, record)
 
     def _end_all(self, reason: str, abort: str | None) -> None:
         for index in sorted(self._open):
@@ -240,7 +240,7 @@ class MeteredStream:
             observe["vllm:request_time_per_output_token_seconds"].observe(per_token)
 
 
-def _observe_timings(timings: ChunkTimings, record: EngineRecord) -> None:
+def observe_timings(timings: ChunkTimings, record: EngineRecord) -> None:
     if not timings.first_scheduled:
         return  # aborted in the queue
     observe = record.histograms

@@ -12,9 +12,9 @@ they are not summed. With several engines, each has its own series under vLLM's 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from prometheus_client import (
@@ -38,7 +38,7 @@ from chorale.api.telemetry.metric_names import (
     is_http,
 )
 from chorale.api.telemetry.metric_types import Histogram, Labels, Series, total
-from chorale.client.base import EngineClient
+from chorale.client.base import EngineView
 from chorale.errors import QueueFullError
 
 if TYPE_CHECKING:
@@ -46,6 +46,13 @@ if TYPE_CHECKING:
     from chorale.store.protocol import StoreStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Engines(Protocol):
+    """The part of an ``EngineClient`` that is measured."""
+
+    @property
+    def engines(self) -> Sequence[EngineView]: ...
 
 
 class Metrics(Collector):
@@ -70,7 +77,7 @@ class Metrics(Collector):
         self.series = self.engines[0].series
         for reason in REJECTIONS:
             self.series.count("vllm:admission_rejections", (reason,), 0)
-        self._client: EngineClient | None = None
+        self._client: Engines | None = None
         self._num_watched = 0
         self._labels = self.engines[0].labels
         self._store_works = True
@@ -94,7 +101,7 @@ class Metrics(Collector):
 
     # ---------------------------------------------------------------- updates
 
-    def watch(self, client: EngineClient) -> None:
+    def watch(self, client: Engines) -> None:
         self._client = client
         self._watch_new()
 

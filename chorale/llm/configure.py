@@ -1,0 +1,124 @@
+"""Reads the arguments of ``LLM`` into an EngineConfig, with vLLM's other names and unused arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from typing import Any
+
+import msgspec
+
+from chorale.config.engine import MOST_ENGINES, EngineConfig
+from chorale.config.kv_events import KvEventsConfig, read_kv_events
+from chorale.config.options.flags import FLAGS
+from chorale.config.profiler import ProfilerConfig, read_profiler
+from chorale.config.read_speculative import read_speculative
+from chorale.config.sampling_fields import GENERATION
+from chorale.config.speculative import SpeculativeConfig
+from chorale.errors import ConfigError
+from chorale.llm.options import as_arguments
+from chorale.llm.params import SamplingParams, check_names
+
+logger = logging.getLogger(__name__)
+
+# Arguments of vLLM's LLM that are no flags of its server and have no effect here, with the reason.
+_IGNORED = {
+    "max_seq_len_to_capture": "graphs are captured as needed",
+    "disable_log_stats": "LLM logs no statistics; get_metrics() always works",
+    "distributed_executor_backend": "ranks are processes of one machine",
+    "load_format": "safetensors is the only format",
+    "cpu_offload_gb": "see cpu_offload_params",
+    "pooler_config": "gpt-oss only generates text",
+}
+
+
+def engine_config(model: str | os.PathLike[str], options: dict[str, Any], count: int) -> EngineConfig:
+    names = [field.name for field in dataclasses.fields(EngineConfig)]
+    for name in [name for name in options if name not in names]:
+        if _has_no_effect(name, options[name]):
+            del options[name]
+    _rename_options(options)
+    check_names("LLM", options, names)
+    given = {name: value for name, value in options.items() if value is not None}  # None: default
+    speculative = _speculative(given.pop("speculative_config", None))
+    kv_events = _kv_events(given.pop("kv_events_config", None), given.get("enable_prefix_caching"), count)
+    profiler = given.pop("profiler_config", None)
+    if profiler is not None and not isinstance(profiler, ProfilerConfig):
+        profiler = read_profiler(profiler, "LLM: profiler_config")
+    given.setdefault("prompt_delay", 0.0)  # without streams, prefill may delay running rows
+    try:
+        config = msgspec.convert({"model": os.fspath(model), **given}, EngineConfig)
+        config = dataclasses.replace(
+            config,
+            speculative_config=speculative,
+            kv_events_config=kv_events,
+            profiler_config=profiler,
+        )
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$.")
+        raise ConfigError(f"LLM: {path.rstrip('`')}: {reason}") from None
+    override = config.override_generation_config or {}
+    check_names("override_generation_config", override, list(GENERATION))
+    SamplingParams.from_defaults(override)  # raises for values that are out of range
+    return config
+
+
+def _has_no_effect(name: str, value: Any) -> bool:
+    """Return whether an argument has no effect, after a warning if it asks for something. Raises
+    ``ConfigError`` if what it asks for is refused. The table is that of the server's flags."""
+    flag = FLAGS.get(name.replace("_", "-"))
+    is_known = flag is not None and flag.target is None
+    if not is_known and name not in _IGNORED:
+        return False
+    asks = value is not None if flag is None else flag.asks(value)
+    reason = _IGNORED.get(name) or (as_arguments(flag.note) if flag is not None else "")
+    if asks and name not in _IGNORED and flag is not None and flag.effect == "refused":
+        raise ConfigError(f"LLM: {name} is not supported: {reason}")
+    if asks:
+        logger.warning("LLM: %s has no effect: %s", name, reason)
+    return True
+
+
+def _rename_options(options: dict[str, Any]) -> None:
+    """Replace vLLM's ``spec_*``, ``swap_space`` and ``kv_offloading_backend`` by Chorale's names."""
+    short = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+    given = {short[name]: options.pop(name) for name in short if name in options}
+    if any(value is not None for value in given.values()):
+        options["speculative_config"] = {**(options.get("speculative_config") or {}), **given}
+    backend, size = options.pop("kv_offloading_backend", None), options.pop("swap_space", None)
+    if backend not in (None, "native"):
+        raise ConfigError(f"LLM: kv_offloading_backend={backend!r}: the only backend is native")
+    if size is not None and options.get("kv_offloading_size") is None:
+        options["kv_offloading_size"] = size
+
+
+def _speculative(given: Any) -> SpeculativeConfig | None:
+    if given is None or isinstance(given, SpeculativeConfig):
+        return given
+    config, notices = read_speculative(given, "LLM: speculative_config")
+    for notice in notices:
+        logger.warning("%s", notice)
+    if config.is_synthetic:
+        logger.warning(
+            "SYNTHETIC ACCEPTANCE: draft tokens are accepted by a profile; the output has no meaning"
+        )
+    return config
+
+
+def _kv_events(given: Any, caching: Any, count: int) -> KvEventsConfig | None:
+    if given is None or isinstance(given, KvEventsConfig):
+        return given
+    config = read_kv_events(given, "LLM: kv_events_config", count)
+    reason = config.why_silent(caching is not False)
+    if reason:
+        logger.warning("LLM: kv_events_config publishes nothing: %s", reason)
+    return config
+
+
+def count_of_engines(size: Any) -> int:
+    if size is None:
+        return 1
+    if not isinstance(size, int) or not 1 <= size <= MOST_ENGINES:
+        raise ConfigError(f"LLM: data_parallel_size={size!r}: must be an integer, 1 to {MOST_ENGINES}")
+    return int(size)
