@@ -41,7 +41,7 @@ api: client config engine errors grammar harmony ids jobs machine requests store
 serve: api client config engine errors grammar harmony jobs kernels machine model parallel runtime store tools
 serve: requests tracing
 measure: config engine errors harmony kernels machine model requests runtime serve
-llm: client config engine errors grammar harmony machine requests serve tools.contract turns
+llm: api.telemetry client config engine errors grammar harmony machine requests serve tools.contract turns
 """
 ALLOWED: dict[str, set[str]] = {}
 for _line in DIRECTIONS.strip().splitlines():

@@ -459,7 +459,7 @@ def test_chat_without_max_tokens_runs_to_the_context_length(llm: LLM) -> None:
     ("given", "error", "word"),
     [
         ({"temprature": 1.0}, TypeError, "temperature"),
-        ({"guided_decoding": {}}, ValueError, "structured_outputs"),
+        ({"guided_decoding": {"regex": "a"}}, ValueError, "structured_outputs"),
         ({"structured_outputs": {}}, ValueError, "exactly one"),
         ({"structured_outputs": "yes|no"}, TypeError, "structured_outputs must be"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, ValueError, "exactly one"),

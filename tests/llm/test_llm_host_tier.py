@@ -58,7 +58,7 @@ def test_the_next_turn_reuses_the_prefix_that_it_shares_with_the_last(effort: st
             assert again.num_cached_tokens >= shared // BLOCK * BLOCK
             assert again.num_cached_tokens <= num_common(whole, again.prompt_token_ids)
             first, shared = again, len(again.prompt_token_ids)
-        stats = llm._engine.stats()
+        stats = llm._engine.stats
         assert stats.num_host_loads >= 2
         assert stats.prefix_cache_hits + stats.host_cache_hits == stats.cached_prompt_tokens
 

@@ -30,7 +30,7 @@ def run(model: Path, **options: Any) -> tuple[list[tuple[int, ...]], int, int]:
             SamplingParams(max_tokens=40, temperature=heat, seed=2, ignore_eos=True) for heat in (0, 0, 1, 1)
         ]
         outputs = llm.generate([PROMPT] * 4, params, use_tqdm=False)
-        stats = llm._engine.stats()  # type: ignore[union-attr]
+        stats = llm._engine.stats  # type: ignore[union-attr]
         return (
             [tuple(output.outputs[0].token_ids) for output in outputs],
             stats.num_steps,

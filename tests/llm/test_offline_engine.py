@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from chorale.client.base import EngineInfo
+from chorale.engine.commands import Command
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, StepHandle, StepPlan, TokenChunk
 from chorale.errors import EngineDeadError, EngineError
@@ -88,7 +89,7 @@ def num_tokens(chunks: list[TokenChunk]) -> int:
 
 def assert_usable(engine: OfflineEngine) -> None:
     assert num_tokens(run(engine, requests(6))) == 120
-    assert engine.stats().kv_blocks_used == 0
+    assert engine.stats.kv_blocks_used == 0
 
 
 def test_steps_run_in_the_callers_thread(engine: OfflineEngine, device: Device) -> None:
@@ -198,7 +199,7 @@ def test_a_failed_call_leaves_no_requests_for_the_next(engine: OfflineEngine) ->
 
     with pytest.raises(ValueError, match="raised by take"):
         engine.run(requests(2, max_tokens=200), take)
-    stats = engine.stats()
+    stats = engine.stats
     assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
     assert stats.generation_tokens < 50, "the aborted requests ran to their end"
     assert {chunk.request_id for chunk in run(engine, requests(3, prefix="mine"))} == {
@@ -245,7 +246,8 @@ def test_a_call_from_another_thread_waits_for_the_first(engine: OfflineEngine, d
 
 
 def test_a_call_from_within_a_call_is_an_error(engine: OfflineEngine) -> None:
-    for again in (lambda: run(engine, requests(1)), engine.close):
+    state = Command(action="state")
+    for again in (lambda: run(engine, requests(1)), engine.close, lambda: engine.control(state)):
 
         def take(chunks: list[TokenChunk], again: Callable[[], object] = again) -> list[tuple[str, int]]:
             again()
