@@ -12,7 +12,7 @@ import pytest
 from chorale.config.kv_events import KvEventsConfig, endpoint_of, read_kv_events
 from chorale.config.options.settings import Settings, merge
 from chorale.errors import ConfigError
-from chorale.llm.llm import _config
+from chorale.llm.configure import engine_config
 from chorale.serve.bootstrap import configured_secret
 
 ON: dict[str, Any] = {"enable_kv_cache_events": True}
@@ -48,7 +48,7 @@ def test_the_config_can_come_from_each_source(tmp_path: Path) -> None:
     variable = json.dumps({**ON, "endpoint": "tcp://*:6000", "topic": "kv@x"})
     assert merge(["demo"], {"CHORALE_KV_EVENTS_CONFIG": variable}).engine.kv_events_config == wanted
     options = {"kv_events_config": {**ON, "endpoint": "tcp://*:6000", "topic": "kv@x"}}
-    assert _config("demo", options, 1).kv_events_config == wanted
+    assert engine_config("demo", options, 1).kv_events_config == wanted
 
 
 @pytest.mark.parametrize(
@@ -118,10 +118,10 @@ def test_a_config_that_publishes_nothing_says_so(caplog: pytest.LogCaptureFixtur
         assert len(notices) == bool(reason)
         assert all(line.endswith(reason) for line in notices)
     with caplog.at_level(logging.WARNING):
-        _config("demo", {"kv_events_config": {"topic": "x"}}, 1)
+        engine_config("demo", {"kv_events_config": {"topic": "x"}}, 1)
     assert "publishes nothing: enable_kv_cache_events is not true" in caplog.text
     with pytest.raises(ConfigError, match="LLM: kv_events_config: unknown key"):
-        _config("demo", {"kv_events_config": {"x": 1}}, 1)
+        engine_config("demo", {"kv_events_config": {"x": 1}}, 1)
 
 
 def test_hashes_are_random_unless_a_seed_is_set() -> None:
