@@ -30,6 +30,9 @@ class Device(RecordingExecutor):
     def execute(self, plan: StepPlan | Command) -> FakeHandle:  # type: ignore[override]
         if isinstance(plan, Command):
             self.awake = frozenset() if plan.action == "sleep" else self.awake | set(plan.tags)
+            self._rows.clear()
+            self._tokens[:] = -1
+            self._hashes[:] = 0
             return None  # type: ignore[return-value]
         assert len(self.awake) == 2, "a step runs on a sleeping device"
         return super().execute(plan)
