@@ -18,7 +18,7 @@ DOCS = {
     "background_options": "checked only: every background response runs as soon as possible",
     "bad_words": "strings that must not appear in the output",
     "cache_salt": "requests with different salts do not share the prefix cache",
-    "chat_template_kwargs": "`reasoning_effort`, `model_identity` and `builtin_tools`; other names are a 400",
+    "chat_template_kwargs": "`reasoning_effort`, `model_identity`, `builtin_tools`; others are unknown",
     "completion_request": "the completion that was rendered",
     "chat_request": "the chat that was rendered",
     "context_management": "when to summarize the conversation; one entry of type `compaction`",
@@ -36,7 +36,8 @@ DOCS = {
     "guided_json": "the older form of `structured_outputs.json`",
     "guided_regex": "the older form of `structured_outputs.regex`",
     "ignore_eos": "continue after the model has ended its answer, up to the token limit",
-    "include": "additional parts of the response",
+    "include": "parts to add: `reasoning.encrypted_content`, `code_interpreter_call.outputs`, `metrics`, "
+    "`message.output_text.logprobs`, `web_search_call.action.sources`; OpenAI's others have no effect",
     "include_reasoning": "false leaves the reasoning out of the answer; the model still reasons",
     "include_stop_str_in_output": "keep the stop string at the end of the text",
     "input": "a text, or a list of items: messages, reasoning, calls and their outputs",

@@ -20,6 +20,12 @@ HEADER = "x-chorale-ignored-fields"
 _SHOWN = 96  # characters shown of a field's name
 _HEADER_BYTES = 1024  # proxies limit the whole head to a few kB
 _MOST_LOGGED = 1000
+# Names of the same field in different APIs.
+_SAME = (
+    ("max_output_tokens", "max_completion_tokens", "max_tokens"),
+    ("input", "messages", "prompt"),
+    ("text", "response_format"),
+)
 _logged: set[str] = set()  # names that this process has logged
 
 
@@ -44,7 +50,9 @@ def unknown_field(name: str, known: Iterable[str] = ()) -> None:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(known), n=1)
+    known = sorted(known)
+    same = [other for names in _SAME if name in names for other in names if other in known]
+    near = same or difflib.get_close_matches(name, known, n=1)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
