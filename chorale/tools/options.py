@@ -100,7 +100,8 @@ async def choose_sandbox(
     """Selects the first sandbox that passes its self-test.
 
     The WebAssembly interpreter is compiled on first use, which takes seconds. Unless ``patient``, compilation
-    and self-test then run in the background, at low priority until the first call waits for them.
+    and self-test then run in the background, at low priority until the first call waits for them, and a
+    message about missing sandboxes is short.
     """
     wanted = _wanted_sandbox(config, environment)
     if wanted == "none":
@@ -126,9 +127,8 @@ async def choose_sandbox(
             return SessionPool(sandbox, max_sessions=config.python_sessions, first=first)
     found.missing["python"] = "; ".join(reasons)
     if wanted == "auto":
-        found.missing["python"] = (
-            f"no sandbox works here; to add one: {interpreter.REMEDY} ({'; '.join(reasons)})"
-        )
+        why = "; ".join(reasons) if patient else "chorale tools check says why"
+        found.missing["python"] = f"no sandbox works here; to add one: {interpreter.REMEDY} ({why})"
     return None
 
 

@@ -16,7 +16,7 @@ from chorale.llm.options import EngineOptions, as_arguments
 
 # Fields with a wider type in LLM: a list for a tuple, a dictionary for an object.
 WIDER = {
-    "cudagraph_capture_sizes", "device_ids", "speculative_config", "kv_events_config",
+    "cpu_offload_params", "cudagraph_capture_sizes", "device_ids", "speculative_config", "kv_events_config",
     "override_generation_config", "profiler_config",
 }  # fmt: skip
 

@@ -219,7 +219,6 @@ def test_a_prompt_that_skips_the_cache_is_computed_and_cached(llm: LLM) -> None:
                 "repetition_detection": {"max_pattern_size": 3, "min_count": 2},
                 "trace_decode_token_ids": [1],
                 "thinking_token_budget": 5,
-                "routed_experts_prompt_start": 4,
                 "watermarking": True,
                 "extra_args": {"a": 1},
             }.items()

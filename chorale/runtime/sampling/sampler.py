@@ -110,7 +110,7 @@ class Sampler:
         tokens: torch.Tensor,
         batch: SamplingBatch,
         masks: Masks | None,
-        named: torch.Tensor | None,
+        named: torch.Tensor | None = None,
     ) -> LogprobTensors:
         """Return the log-probabilities of one sample of a batch, whose tokens are ``tokens`` [N].
 

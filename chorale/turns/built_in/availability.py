@@ -68,9 +68,8 @@ def _not_enabled(path: str, what: str, reason: str | None, silent: str = "") -> 
     """``silent``: servers of ``--tool-server`` that do not answer, so their tools are unknown."""
     if silent and not reason:
         return _refused(path, f"{what} is not available now: {silent} (retried every few seconds)")
-    why = f" ({reason})" if reason else ""
     remedy = "start it with --tool-server demo, or --tool-server HOST:PORT of an MCP server"
-    return _refused(path, f"{what} is not enabled on this server{why}; {remedy}")
+    return _refused(path, f"{what} is not enabled on this server; {reason or remedy}")
 
 
 def _refused(path: str, message: str) -> RequestError:
