@@ -12,11 +12,10 @@ from starlette.responses import Response
 
 from chorale.api import limits
 from chorale.api.chat.answer import Answer
-from chorale.api.chat.body import chat_body
+from chorale.api.chat.endpoint import ended_chat
 from chorale.api.chat.prepare import prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.http.auth import owner_of
-from chorale.api.http.offload import beside
 from chorale.api.http.responses import large_response, read_as, until_disconnect
 from chorale.api.state import ServerState, check_model
 from chorale.api.usage import NO_METRICS, closing_fields
@@ -89,13 +88,7 @@ async def _complete(state: ServerState, turns: list[TurnRequest], answer: Answer
         async for position, batch in batches:
             for _, events in batch:
                 folds[position].add(events)
-    return await beside(lambda: _body(state, folds, turns, answer))
-
-
-def _body(state: ServerState, folds: list[Fold], turns: list[TurnRequest], answer: Answer) -> dict[str, Any]:
-    choices, ends = [], []
-    for position, (fold, turn) in enumerate(zip(folds, turns, strict=True)):
-        choices.append({**chat_body(answer, [fold], turn)["choices"][0], "index": position})
-        ends.append([fold.result()])
-        state.metrics.repaired(ends[-1][0].repairs)
+    bodies = [await ended_chat(state, [fold], turn, answer) for fold, turn in zip(folds, turns, strict=True)]
+    choices = [{**body["choices"][0], "index": position} for position, body in enumerate(bodies)]
+    ends = [[fold.result()] for fold in folds]
     return answer.completion("chat.completion", choices) | closing_fields(ends, metrics=NO_METRICS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -53,6 +53,13 @@ async def complete_chat(state: ServerState, turn: TurnRequest, answer: Answer) -
         async for batch in turns:
             for index, events in batch:
                 folds[index].add(events)
+    return await ended_chat(state, folds, turn, answer)
+
+
+async def ended_chat(
+    state: ServerState, folds: Sequence[Fold], turn: TurnRequest, answer: Answer
+) -> dict[str, Any]:
+    """Returns the body of a chat whose choices have ended. Raises the ``ChoraleError`` of one that failed."""
     for fold in folds:
         if fold.ended is not None:
             state.metrics.repaired(fold.ended.repairs)
@@ -65,17 +72,7 @@ async def stream_chat(
 ) -> AsyncGenerator[bytes]:
     """Yields the chunks of each batch of events, an error event if a choice failed, and ``[DONE]`` last."""
     folds = [Fold() for _ in range(chat.n if chat.store else 0)]
-    with_usage, continuous = wants_usage(chat.stream_options), wants_continuous_usage(chat.stream_options)
-    writers = [
-        ChunkWriter(
-            answer,
-            index,
-            with_usage=with_usage,
-            continuous=Usage(len(turn.prompt_token_ids)) if continuous else None,
-            prompt_token_ids=turn.prompt_token_ids if chat.return_token_ids and index == 0 else None,
-        )
-        for index in range(chat.n)
-    ]
+    writers = [chunk_writer(chat, turn, answer, index) for index in range(chat.n)]
     # Start all choices in order at once: OpenAI's SDK lists them in the order of their first chunks.
     opening = b"".join([writer.feed(()) for writer in writers])
     direct.encode = writers[0].feed
@@ -95,7 +92,18 @@ async def stream_chat(
                     folds[index].add(events)
     if folds and all(writer.ended and end_error(writer.ended) is None for writer in writers):
         await keep(state, chat, chat_body(answer, folds, turn), owner)
-    yield _conclusion(state, writers, answer, with_usage)
+    yield _conclusion(state, writers, answer, wants_usage(chat.stream_options))
+
+
+def chunk_writer(chat: ChatRequest, turn: TurnRequest, answer: Answer, index: int) -> ChunkWriter:
+    continuous = wants_continuous_usage(chat.stream_options)
+    return ChunkWriter(
+        answer,
+        index,
+        with_usage=wants_usage(chat.stream_options),
+        continuous=Usage(len(turn.prompt_token_ids)) if continuous else None,
+        prompt_token_ids=turn.prompt_token_ids if chat.return_token_ids and index == 0 else None,
+    )
 
 
 def _conclusion(state: ServerState, writers: list[ChunkWriter], answer: Answer, with_usage: bool) -> bytes:

@@ -69,7 +69,23 @@ async def _prepare(
     header: tuple[int, ...] = ()
     if tail is not None:
         header = await beside(lambda: continue_prompt(prompt, tail, state.vocab), heavy=is_heavy(*tail))
-    turn = turn_request(
+    turn = turn_of(state, chat, prompt, rules, header, cache_salt(owner, chat.cache_salt), tools)
+    check_scores(len(prompt), chat.prompt_logprobs)
+    check_experts([turn])
+    return await check_grammar(state.grammars, turn)
+
+
+def turn_of(
+    state: ServerState,
+    chat: ChatRequest,
+    prompt: list[int],
+    rules: TurnRules,
+    header: tuple[int, ...] = (),
+    salt: str = "",
+    tools: tuple[TurnTools, ...] = (),
+) -> TurnRequest:
+    """Returns a turn for a prompt. Raises ``RequestError``. ``header``: of the message to continue."""
+    return turn_request(
         chat,
         state.client.info,
         state.vocab,
@@ -85,12 +101,9 @@ async def _prepare(
         stream_interval=state.config.stream_interval if chat.stream else None,
         prefill_token_ids=header,
         progress=chat.stream and (wants_continuous_usage(chat.stream_options) or chat.return_token_ids),
-        cache_salt=cache_salt(owner, chat.cache_salt),
+        cache_salt=salt,
         tools=tools,
     )
-    check_scores(len(prompt), chat.prompt_logprobs)
-    check_experts([turn])
-    return await check_grammar(state.grammars, turn)
 
 
 async def encode(

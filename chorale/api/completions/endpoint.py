@@ -65,24 +65,23 @@ async def prepare_turns(state: ServerState, completion: CompletionRequest, owner
     prompts = await encode_prompts(completion.prompt, state.vocab, echo=bool(completion.echo))
     answer = read_answer(completion.response_format, completion, "response_format")
     rules = TurnRules(raw=True, answer=answer.constraint)
-    prepared = [await _prepare_turn(state, completion, prompt, rules, owner) for prompt in prompts]
+    turns = [prompt_turn(state, completion, prompt.token_ids, rules, owner) for prompt in prompts]
+    checked = [await check_grammar(state.grammars, turn) for turn in turns]
+    prepared = [PromptTurn(prompt, turn) for prompt, turn in zip(prompts, checked, strict=True)]
     check_experts(one.turn for one in prepared)
     return prepared
 
 
-async def _prepare_turn(
-    state: ServerState,
-    completion: CompletionRequest,
-    prompt: CompletionPrompt,
-    rules: TurnRules,
-    owner: bytes,
-) -> PromptTurn:
+def prompt_turn(
+    state: ServerState, completion: CompletionRequest, prompt: list[int], rules: TurnRules, owner: bytes
+) -> TurnRequest:
+    """Returns a turn for one prompt. Raises ``RequestError``."""
     turn = turn_request(
         completion,
         state.client.info,
         state.vocab,
         request_id=f"cmpl-{secrets.token_hex(12)}",
-        prompt_token_ids=prompt.token_ids,
+        prompt_token_ids=prompt,
         rules=rules,
         # The engine samples at least one token, which is discarded if max_tokens is 0.
         max_tokens=max(1, completion.max_tokens),
@@ -97,8 +96,8 @@ async def _prepare_turn(
         and (completion.return_token_ids or wants_continuous_usage(completion.stream_options)),
         cache_salt=cache_salt(owner, completion.cache_salt),
     )
-    check_scores(len(prompt.token_ids), completion.num_prompt_logprobs)
-    return PromptTurn(prompt, await check_grammar(state.grammars, turn))
+    check_scores(len(prompt), completion.num_prompt_logprobs)
+    return turn
 
 
 def _all_turns(
@@ -130,10 +129,10 @@ async def complete_text(
             for index, events in batch:
                 folds[position][index].add(events)
     scored = any(is_scored(one.turn.sampling) for one in prepared)
-    return await beside(lambda: _text_body(prepared, folds, answer), heavy=scored)
+    return await beside(lambda: text_body(prepared, folds, answer), heavy=scored)
 
 
-def _text_body(
+def text_body(
     prepared: Sequence[PromptTurn], folds: Sequence[Sequence[Fold]], answer: TextAnswer
 ) -> dict[str, Any]:
     completion = answer.request

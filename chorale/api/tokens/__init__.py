@@ -15,7 +15,7 @@ from chorale.api.tokens.endpoint import Running, abort, generate
 
 
 def routes(state: ServerState) -> list[Route]:
-    running = Running()
+    running: Running = {}
     return [
         Route("/inference/v1/generate", partial(generate, state, running), methods=["POST"]),
         Route("/inference/v1/abort_requests", partial(abort, state, running), methods=["POST"]),

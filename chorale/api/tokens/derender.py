@@ -6,8 +6,8 @@ A stream's chunk is read after all tokens before it, which the client sends with
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,190 +16,140 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chorale.api.chat.answer import Answer
-from chorale.api.chat.endpoint import complete_chat, stream_chat
-from chorale.api.chat.prepare import continue_prompt, read_client_rules, split_continued
-from chorale.api.chat.request import ChatRequest, parse_chat
-from chorale.api.completions.endpoint import PromptTurn, complete_text, stream_text
+from chorale.api.chat.body import chat_body
+from chorale.api.chat.chunks import ChunkWriter
+from chorale.api.chat.endpoint import chunk_writer
+from chorale.api.chat.prepare import continue_prompt, read_client_rules, split_continued, turn_of
+from chorale.api.chat.request import parse_chat
+from chorale.api.completions.endpoint import PromptTurn, prompt_turn, text_body
 from chorale.api.completions.request import CompletionPrompt, CompletionRequest, parse_completion
-from chorale.api.completions.text import TextAnswer
+from chorale.api.completions.text import ChoiceText, TextAnswer, TextChunkWriter
 from chorale.api.fields import parse
-from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.responses import large_response, read_as
 from chorale.api.state import ServerState, check_model
-from chorale.api.tokens.generated import (
-    DerenderChatRequest,
-    DerenderCompletionRequest,
-    Generated,
-    choice_chunks,
-)
-from chorale.api.tokens.played import Paused, Player, chunks_of
+from chorale.api.tokens.generated import DerenderChatRequest, DerenderCompletionRequest, Generated
+from chorale.api.tokens.played import chat_choice, chunk_of, folded, play, raw_choice
 from chorale.api.usage import NO_METRICS, usage_object
 from chorale.engine.types import TokenChunk, TokenLogprobs
 from chorale.errors import RequestError, invalid, unsupported
-from chorale.turns.direct import Direct
+from chorale.turns.choice.choice import Choice
+from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.events import Usage
-from chorale.turns.request import TurnRequest, turn_request
 from chorale.turns.rules import TurnRules
 
 _TEXTS = ("content", "text", "reasoning", "reasoning_content")  # keys of chunks whose values are joined
-_TURN = "turn"  # the request of a chat to the engine
 
 
 async def derender_chat(state: ServerState, request: Request) -> Response:
     asked = await read_as(request, state.config, partial(parse, DerenderChatRequest))
     check_model(state, asked.model)
-    name = "generate_chunk" if asked.stream else "generate_response"
-    given: Generated = _given(getattr(asked, name), name)
-    prompt = given.prompt(asked.prompt_token_ids, asked.prompt_tokens)
-
-    def read_chat() -> tuple[ChatRequest, TurnRequest]:
-        with _within("chat_request"):
-            chat = parse_chat(asked.chat_request)
-            chat.take_defaults(state.config)
-            chat.store, chat.n = False, 1 if asked.stream else len(given.choices)
-            return chat, _chat_turn(state, chat, prompt)
-
-    chat, turn = await beside(read_chat)
-    answer = replace(Answer.of(state, chat), id=given.request_id)
-    if asked.stream:
-        start: dict[str, Any] = {"delta": {}, "logprobs": None, "finish_reason": None}
-        empty = answer.completion("chat.completion.chunk", [start])
-        source = partial(stream_chat, chat=chat, turn=turn, answer=answer, owner=b"", direct=Direct())
-        return await _next_chunk(state, asked, given, len(prompt), source, empty)
-    chunks = await beside(lambda: _all_chunks(state, given, f"{name}.choices"))
-    body = await complete_chat(Player(state, {_TURN: chunks}).state, turn, answer)
-    if given.prompt_logprobs is not None:
-        body["prompt_logprobs"] = given.prompt_logprobs
-    return await large_response(lambda: body, heavy=is_heavy(body))
+    return await large_response(lambda: _chat(state, asked), heavy=True)
 
 
 async def derender_completion(state: ServerState, request: Request) -> Response:
     asked = await read_as(request, state.config, partial(parse, DerenderCompletionRequest))
     check_model(state, asked.model)
-    name = "generate_chunk" if asked.stream else "generate_responses"
-    found = _given(getattr(asked, name), name)
+    return await large_response(lambda: _completion(state, asked), heavy=True)
+
+
+def _chat(state: ServerState, asked: DerenderChatRequest) -> dict[str, Any]:
+    name, given = _given(asked, "generate_response")
+    prompt = given.prompt(asked.prompt_token_ids, asked.prompt_tokens)
+    with _within("chat_request"):
+        chat = parse_chat(asked.chat_request)
+        chat.take_defaults(state.config)
+        chat.stream, chat.n = asked.stream, max(1, len(given.choices))
+        tail = split_continued(chat)[1]
+        header = () if tail is None else continue_prompt([], tail, state.vocab)
+        turn = turn_of(state, chat, prompt, read_client_rules(chat), header)
+    answer = replace(Answer.of(state, chat), id=given.request_id)
+    if asked.stream:
+        start: dict[str, Any] = {"delta": {}, "logprobs": None, "finish_reason": None}
+        empty = answer.completion("chat.completion.chunk", [start])
+        writers = [chunk_writer(chat, turn, answer, each.index) for each in given.choices]
+        return _next_chunk(state, asked, given, len(prompt), chat_choice(state, turn), writers, empty)
+    chunks = _whole(state, given, f"{name}.choices")
+    body = chat_body(answer, [folded(chat_choice(state, turn), each) for each in chunks], turn)
+    return body | {"prompt_logprobs": given.prompt_logprobs}
+
+
+def _completion(state: ServerState, asked: DerenderCompletionRequest) -> dict[str, Any]:
+    name, found = _given(asked, "generate_responses")
     given: list[Generated] = [found] if asked.stream else found
     counts = _each(asked.prompt_tokens, len(given), asked.stream, "prompt_tokens")
-    prompts = _each(asked.prompt_token_ids, len(given), asked.stream, "prompt_token_ids")
-    ids = [each.prompt(prompts[place], counts[place]) for place, each in enumerate(given)]
-
-    def read_completion() -> tuple[CompletionRequest, list[PromptTurn]]:
-        with _within("completion_request"):
-            completion = parse_completion(asked.completion_request)
-            completion.take_defaults(state.config)
-            if completion.echo and completion.logprobs is not None:
-                raise unsupported("echo", "cannot be combined with logprobs")
-            completion.n = 1 if asked.stream else completion.n
-            return completion, [_raw_turn(state, completion, each, str(at)) for at, each in enumerate(ids)]
-
-    def play(completion: CompletionRequest) -> dict[str, list[TokenChunk]]:
-        chunks = {}
-        for place, each in enumerate(given):
-            path = f"{name}[{place}].choices"
-            if len(each.choices) != completion.n:
-                raise invalid(path, f"must be {completion.n} (n)")
-            chunks[str(place)] = _all_chunks(state, each, path)
-        return chunks
-
-    completion, prepared = await beside(read_completion)
+    known = _each(asked.prompt_token_ids, len(given), asked.stream, "prompt_token_ids")
+    prompts = [each.prompt(known[place], counts[place]) for place, each in enumerate(given)]
+    with _within("completion_request"):
+        completion = parse_completion(asked.completion_request)
+        completion.take_defaults(state.config)
+        if completion.echo and completion.logprobs is not None:
+            raise unsupported("echo", "cannot be combined with logprobs")
+        completion.stream, completion.n = asked.stream, 1 if asked.stream else completion.n
+        prepared = [_prompt_turn(state, completion, each) for each in prompts]
     answer = TextAnswer(
         state.model_names[0], completion, state.vocab, NO_METRICS, state.fingerprint, id=given[0].request_id
     )
     if asked.stream:
+        prompt, choice = prepared[0].prompt, raw_choice(state, prepared[0].turn, completion)
         empty = answer.object([{"text": "", "logprobs": None, "finish_reason": None}])
-        source = partial(stream_text, prepared=prepared, answer=answer)
-        return await _next_chunk(state, asked, given[0], len(ids[0]), source, empty)
-    chunks = await beside(lambda: play(completion))
-    body = await complete_text(Player(state, chunks).state, prepared, answer)
+        writers = [TextChunkWriter(ChoiceText(answer, prompt, each.index)) for each in found.choices]
+        return _next_chunk(state, asked, found, len(prompts[0]), choice, writers, empty)
+    folds = []
+    for place, (each, one) in enumerate(zip(given, prepared, strict=True)):
+        if len(each.choices) != completion.n:
+            raise invalid(f"{name}[{place}].choices", f"must be {completion.n} (n)")
+        chunks = _whole(state, each, f"{name}[{place}].choices")
+        folds.append([folded(raw_choice(state, one.turn, completion), chunk) for chunk in chunks])
+    body = text_body(prepared, folds, answer)
     if completion.prompt_logprobs is not None:
         for place, choice in enumerate(body["choices"]):
             choice["prompt_logprobs"] = given[place // completion.n].prompt_logprobs
-    return await large_response(lambda: body, heavy=is_heavy(body))
+    return body
 
 
-def _all_chunks(state: ServerState, given: Generated, path: str) -> list[TokenChunk]:
-    found = []
-    for place, choice in enumerate(_given(given.choices, path)):
+def _whole(state: ServerState, given: Generated, path: str) -> list[TokenChunk]:
+    """Returns all tokens of each choice. Raises ``RequestError``."""
+    for place, choice in enumerate(_require(given.choices, path)):
         if choice.index != place or not choice.token_ids:
             raise invalid(f"{path}[{place}]", "must have its position as index, and tokens")
         choice.finish_reason = choice.finish_reason or "stop"
-        found += choice_chunks(choice, state.client.info, given.num_cached)
-    return found
+    return [choice.chunk(state, given.num_cached) for choice in given.choices]
 
 
-def _chat_turn(state: ServerState, chat: ChatRequest, prompt: list[int]) -> TurnRequest:
-    """Returns the turn that ``chat`` asks for, with this prompt. Raises ``RequestError``."""
-    tail = split_continued(chat)[1]
-    return turn_request(
-        chat,
-        state.client.info,
-        state.vocab,
-        request_id=_TURN,
-        prompt_token_ids=prompt,
-        rules=read_client_rules(chat),
-        max_tokens=chat.output_limit,
-        n=max(1, chat.n),
-        logprobs=chat.num_logprobs,
-        parallel_tool_calls=chat.parallel_tool_calls,
-        stream_interval=1,
-        prefill_token_ids=() if tail is None else continue_prompt([], tail, state.vocab),
-        progress=chat.return_token_ids,
-    )
+def _prompt_turn(state: ServerState, completion: CompletionRequest, prompt: list[int]) -> PromptTurn:
+    text = state.vocab.decode(prompt) if completion.echo else ""
+    turn = prompt_turn(state, completion, prompt, TurnRules(raw=True), b"")
+    return PromptTurn(CompletionPrompt(prompt, text), turn)
 
 
-def _raw_turn(state: ServerState, completion: CompletionRequest, prompt: list[int], name: str) -> PromptTurn:
-    turn = turn_request(
-        completion,
-        state.client.info,
-        state.vocab,
-        request_id=name,
-        prompt_token_ids=prompt,
-        rules=TurnRules(raw=True),
-        max_tokens=None,
-        n=completion.n,
-        logprobs=completion.logprobs,
-        stream_interval=1,
-        progress=completion.return_token_ids,
-    )
-    return PromptTurn(CompletionPrompt(prompt, state.vocab.decode(prompt) if completion.echo else ""), turn)
-
-
-async def _next_chunk(
+def _next_chunk(
     state: ServerState,
     asked: DerenderChatRequest | DerenderCompletionRequest,
     given: Generated,
     num_prompt_tokens: int,
-    source: Callable[[ServerState], AsyncGenerator[bytes]],
+    choice: Choice | RawChoice,
+    writers: Sequence[ChunkWriter | TextChunkWriter],
     found: dict[str, Any],
-) -> Response:
-    """Returns the chunk, and the state for the next one. ``found``: a chunk without content."""
-    if len(given.choices) > 1:
-        raise invalid("generate_chunk.choices", "must have at most one choice")
+) -> dict[str, Any]:
+    """Returns the chunk, and the state for the next one. ``writers``: one, or none without a choice;
+    ``found``: a chunk without content."""
     before = list(asked.stream_state.output_token_ids) if asked.stream_state is not None else []
-    for chosen in given.choices:
-        index, chosen.index = chosen.index, 0
+    for chosen, writer in zip(given.choices, writers, strict=True):
         # Of earlier log-probabilities, only the places of their tokens matter.
         scores = [TokenLogprobs(each, 0.0, 1, [], []) for each in before] if chosen.logprobs else None
-        old = chunks_of(state.client.info, 0, before, (None, None), scores) if before else []
-        new = await beside(partial(choice_chunks, chosen, state.client.info))
-        player = Player(state, {_TURN: [*old, *new], "0": [*old, *new]}, len(old))
-        with suppress(Paused):
-            async with aclosing(source(player.state)) as events:
-                async for data in events:
-                    for line in data.decode().split("\n") if player.is_new else ():
-                        if line.startswith("data: {"):
-                            part = json.loads(line[6:])
-                            if part["choices"]:  # else it is the usage
-                                _merge(found, part)
-        found["choices"][0]["index"] = index
+        if before:
+            writer.feed(play(choice, chunk_of(state, before, logprobs=scores)))
+        for line in writer.feed(play(choice, chosen.chunk(state))).decode().split("\n"):
+            if line.startswith("data: {"):
+                _merge(found, json.loads(line[6:]))
+        found["choices"][0]["index"] = chosen.index
         before += chosen.token_ids
     if not given.choices:
         found["choices"] = []
     if given.usage is not None:
         usage = Usage(num_prompt_tokens, given.num_cached, given.usage.completion_tokens)
         found["usage"] = usage_object(usage)
-    body = {"chunk": found, "stream_state": {"output_token_ids": before}}
-    return await large_response(lambda: body, heavy=is_heavy(before))
+    return {"chunk": found, "stream_state": {"output_token_ids": before}}
 
 
 def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
@@ -228,7 +178,16 @@ def _within(path: str) -> Iterator[None]:
         raise
 
 
-def _given(value: Any, param: str) -> Any:
+def _given(asked: DerenderChatRequest | DerenderCompletionRequest, name: str) -> tuple[str, Any]:
+    """Returns the name and the value of the field with the answer or, with ``stream``, the chunk."""
+    name = "generate_chunk" if asked.stream else name
+    value = _require(getattr(asked, name), name)
+    if asked.stream and len(value.choices) > 1:
+        raise invalid("generate_chunk.choices", "must have at most one choice")
+    return name, value
+
+
+def _require(value: Any, param: str) -> Any:
     if not value:
         raise RequestError(f"{param}: is required", param=param, code="missing_required_parameter")
     return value

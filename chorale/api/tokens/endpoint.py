@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -13,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chorale.api.chat.answer import Answer
-from chorale.api.chat.endpoint import complete_chat
+from chorale.api.chat.body import chat_body
 from chorale.api.chat.prepare import read_client_rules
 from chorale.api.chat.request import ChatRequest
 from chorale.api.fields import parse
@@ -27,7 +26,7 @@ from chorale.api.logprobs import is_scored
 from chorale.api.routed_experts import check_experts
 from chorale.api.state import ServerState, check_model
 from chorale.api.tokens.answer import Piece, TokenAnswer
-from chorale.api.tokens.played import Player, chunks_of
+from chorale.api.tokens.played import chat_choice, chunk_of, folded
 from chorale.api.tokens.request import AbortRequest, GenerateRequest, parse_generate, placed
 from chorale.engine.types import FinishReason
 from chorale.errors import invalid
@@ -41,11 +40,9 @@ from chorale.turns.run import ChoiceEvents, run_raw
 _PREFIX = "generate-tokens-"  # vLLM's, of the ids in answers
 
 
-class Running(defaultdict[tuple[bytes, str], set[str]]):
-    """The running requests of this process: (owner, id in the answer) -> ids in the engine."""
-
-    def __init__(self) -> None:
-        super().__init__(set)
+Running = dict[
+    str, tuple[bytes, str]
+]  # the running requests of this process: id in the engine -> (owner, id)
 
 
 async def generate(state: ServerState, running: Running, request: Request) -> Response:
@@ -61,17 +58,16 @@ async def generate(state: ServerState, running: Running, request: Request) -> Re
         return EventStream(_stream(answer, batches), on_error=last_error)
     body = await until_disconnect(request, _complete(answer, batches))
     if asked.output_mode == "derender":
-        await _derender(state, chat, turn, body["choices"])
+        return await large_response(lambda: _derender(state, chat, turn, body), heavy=True)
     return await large_response(lambda: body, heavy=is_scored(turn.sampling) or is_heavy(body))
 
 
 async def abort(state: ServerState, running: Running, request: Request) -> Response:
     """Aborts requests of the same API key by the ids of their answers. Unknown ids have no effect."""
     asked = await read_as(request, state.config, lambda data: parse(AbortRequest, data))
-    owner = owner_of(request)
-    for name in asked.request_ids:
-        for request_id in tuple(running.get((owner, _PREFIX + name.removeprefix(_PREFIX)), ())):
-            state.client.abort(request_id)
+    keys = {(owner_of(request), _PREFIX + name.removeprefix(_PREFIX)) for name in asked.request_ids}
+    for request_id in [request_id for request_id, key in running.items() if key in keys]:
+        state.client.abort(request_id)
     return Response(status_code=200)
 
 
@@ -125,7 +121,7 @@ def _rules(asked: GenerateRequest, chat: ChatRequest) -> TurnRules:
 async def _run(
     state: ServerState, running: Running, asked: GenerateRequest, turn: TurnRequest, key: tuple[bytes, str]
 ) -> AsyncGenerator[list[ChoiceEvents]]:
-    running[key].add(turn.request_id)
+    running[turn.request_id] = key
     turns = run_raw(
         state.client,
         state.vocab,
@@ -138,9 +134,7 @@ async def _run(
             async for batch in turns:
                 yield batch
     finally:
-        running[key].discard(turn.request_id)
-        if not running[key]:
-            del running[key]
+        del running[turn.request_id]
 
 
 async def _complete(answer: TokenAnswer, batches: AsyncGenerator[list[ChoiceEvents]]) -> dict[str, Any]:
@@ -153,24 +147,24 @@ async def _complete(answer: TokenAnswer, batches: AsyncGenerator[list[ChoiceEven
     return await beside(lambda: answer.body(pieces), heavy=is_scored(answer.turn.sampling))
 
 
-async def _derender(
-    state: ServerState, chat: ChatRequest, turn: TurnRequest, choices: list[dict[str, Any]]
-) -> None:
+def _derender(
+    state: ServerState, chat: ChatRequest, turn: TurnRequest, body: dict[str, Any]
+) -> dict[str, Any]:
     """Replaces the texts by the messages of a chat, in place. Hidden reasoning hides the tokens, too."""
-    chunks = []
-    for each in choices:
-        reason: FinishReason = "stop" if each["finish_reason"] == "stop" else "length"
-        end = (reason, each["stop_reason"])
-        chunks += chunks_of(state.client.info, each["index"], each["token_ids"], end)
-    player = Player(state, {turn.request_id: chunks})
-    read = await complete_chat(player.state, turn, Answer.of(state, chat))
-    for choice, found in zip(choices, read["choices"], strict=True):
+    folds = []
+    for choice in body["choices"]:
+        reason: FinishReason = "stop" if choice["finish_reason"] == "stop" else "length"
+        chunk = chunk_of(state, choice["token_ids"], reason, choice["stop_reason"])
+        folds.append(folded(chat_choice(state, turn), chunk))
+    read = chat_body(Answer.of(state, chat), folds, turn)
+    for choice, found in zip(body["choices"], read["choices"], strict=True):
         del choice["text"]
         choice["message"] = found["message"]
         if choice["finish_reason"] != "abort":
             choice["finish_reason"] = found["finish_reason"]
         if not chat.include_reasoning:
             choice |= {"token_ids": None, "logprobs": None}
+    return body
 
 
 async def _stream(answer: TokenAnswer, batches: AsyncGenerator[list[ChoiceEvents]]) -> AsyncGenerator[bytes]:

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from chorale.api import limits
 from chorale.api.field_docs import described
 from chorale.api.fields import TokenId
-from chorale.api.tokens.played import chunks_of
-from chorale.client.base import EngineInfo
+from chorale.api.state import ServerState
+from chorale.api.tokens.played import chunk_of
 from chorale.engine.types import TokenChunk, TokenLogprobs
 
 _Count = Annotated[int, limits.number("prompt_tokens")]
@@ -55,13 +55,11 @@ class GeneratedChoice(_Answer):
             raise ValueError("logprobs must have one entry for each token")
         return self
 
-
-def choice_chunks(choice: GeneratedChoice, info: EngineInfo, num_cached: int = 0) -> list[TokenChunk]:
-    """Returns a choice as the engine gives it."""
-    scores = choice.logprobs.content if choice.logprobs is not None else None
-    logprobs = None if scores is None else [_entry(each) for each in scores]
-    end = (choice.finish_reason, choice.stop_reason)
-    return chunks_of(info, choice.index, choice.token_ids, end, logprobs, num_cached)
+    def chunk(self, state: ServerState, num_cached: int = 0) -> TokenChunk:
+        """Returns the choice as the engine gives it."""
+        scores = self.logprobs.content if self.logprobs is not None else None
+        logprobs = None if scores is None else [_entry(each) for each in scores]
+        return chunk_of(state, self.token_ids, self.finish_reason, self.stop_reason, logprobs, num_cached)
 
 
 class _Details(_Answer):
