@@ -47,10 +47,6 @@ class Control:
         return self._mode is not None
 
     @property
-    def is_sleeping(self) -> bool:
-        return self.sleep_level is not None
-
-    @property
     def is_frozen(self) -> bool:
         """Returns whether no step may be planned: requests are kept as they are, or memory is missing."""
         return self._mode == "keep" or bool(self._missing)
@@ -86,15 +82,14 @@ class Control:
         return future
 
     def _check(self, command: Command) -> None:
-        asleep = command.action in ("pause", "resume", "start_profile", "stop_profile")
-        if self._missing and asleep:
+        if self._missing and command.action in ("pause", "resume", "start_profile", "stop_profile"):
             raise ConflictError(ASLEEP)
         reason = self._device.why_not(command)
         if reason is not None:
             raise ConflictError(reason)
 
     def _outcome(self, *, success: bool = True) -> Outcome:
-        return Outcome(self.is_paused, self.is_sleeping, success)
+        return Outcome(self.is_paused, self.sleep_level is not None, success)
 
     # ------------------------------------------------------------------ pause and sleep
 
@@ -126,7 +121,7 @@ class Control:
             return
         if len(self._missing) < len(MEMORY) or level > (self.sleep_level or 0):
             self._scheduler.preempt_all()
-            self._engine.forget_blocks()
+            self._engine.cache.pool.forget_all()
             self.sleep_level = level
             self._missing = set(MEMORY)
             self._device.execute(Command(action="sleep", level=level))
@@ -150,9 +145,10 @@ class Control:
     def _reset_cache(self, *, preempt: bool = False) -> bool:
         if preempt:
             self._scheduler.preempt_all()
-        if not self._engine.cache.pool.is_free:
-            return False
-        self._engine.forget_blocks()
+        pool = self._engine.cache.pool
+        if pool.num_free < pool.num_blocks:
+            return False  # running requests hold the others
+        pool.forget_all()
         return True
 
     def fail(self) -> None:

@@ -169,11 +169,6 @@ class EngineCore:
                 self.add_request(request)
 
     @property
-    def is_sleeping(self) -> bool:
-        """Returns whether the engine sleeps: requests are held back, and its memory may be released."""
-        return self._control.is_sleeping
-
-    @property
     def refuses(self) -> bool:
         """Returns whether new requests should be refused, because of a pause that is not "keep"."""
         return self._control.refuses

@@ -352,10 +352,6 @@ class EngineState:
         for row in record.retiring:
             self.rows.release(row)
 
-    def forget_blocks(self) -> None:
-        """Empty the prefix cache. No sequence holds blocks."""
-        self.cache.pool.forget_all()
-
     def fail(self, error: str, now: float) -> None:
         """End every request and forget every block and step, because the device's memory is unreliable."""
         self.in_flight.clear()

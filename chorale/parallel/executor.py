@@ -28,9 +28,6 @@ class FirstExecutor(Protocol):
 
     def control(self, command: Command) -> None: ...
 
-    @property
-    def is_awake(self) -> bool: ...
-
     def shutdown(self) -> None: ...
 
 
@@ -73,11 +70,6 @@ class RankedExecutor:
             self._ranks.carry_out(encode(Administer(command)), lambda: self._first.control(command))
         except EngineError as error:
             raise self._ranks.cause(error) from error
-
-    @property
-    def is_awake(self) -> bool:
-        """Returns whether steps can run."""
-        return self._first.is_awake
 
     def shutdown(self) -> None:
         """End the other ranks and release the memory of this one."""

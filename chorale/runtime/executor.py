@@ -86,11 +86,6 @@ class LocalExecutor:
             _raise(error, f"{command.action} failed", self._gpu)
 
     @property
-    def is_awake(self) -> bool:
-        """Returns whether steps can run."""
-        return self._worker is not None
-
-    @property
     def worker(self) -> Worker:
         """The worker, to run it without this executor. Raises ``EngineError`` if there is none."""
         if self._worker is None:

@@ -45,11 +45,6 @@ class BlockPool:
         """Number of blocks that ``allocate`` can return, cached ones included."""
         return len(self._plain) + len(self._cached)
 
-    @property
-    def is_free(self) -> bool:
-        """Whether no block table contains a block."""
-        return self.num_free == self.num_blocks
-
     def refs(self, block: int) -> int:
         return self._refs[block]
 

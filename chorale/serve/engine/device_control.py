@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from chorale.config.engine import EngineConfig
-from chorale.engine.commands import PROFILER_IS_OFF, SLEEP_IS_OFF, Command
+from chorale.engine.commands import MEMORY, PROFILER_IS_OFF, SLEEP_IS_OFF, Command
 from chorale.runtime.sizing.resolve import Resolved
 from chorale.runtime.warmup.captures import PreparingExecutor, capture_first, warm_up
 
@@ -15,9 +15,6 @@ class ControlledExecutor(PreparingExecutor, Protocol):
 
     def control(self, command: Command) -> None: ...
 
-    @property
-    def is_awake(self) -> bool: ...
-
 
 class EngineDevice:
     """Sleeps, wakes up and profiles."""
@@ -25,6 +22,7 @@ class EngineDevice:
     def __init__(self, config: EngineConfig, executor: ControlledExecutor, resolved: Resolved) -> None:
         self._config, self._executor, self._resolved = config, executor, resolved
         self._is_profiling = False
+        self._missing: set[str] = set()  # released memory
 
     def why_not(self, command: Command) -> str | None:
         """See ``DeviceControl``. A running profile ends before the memory is released."""
@@ -46,13 +44,13 @@ class EngineDevice:
         others when the engine is idle."""
         executor, resolved = self._executor, self._resolved
         executor.control(command)
-        if command.action in ("start_profile", "stop_profile"):
+        if command.action == "sleep":
+            self._missing = set(MEMORY)
+        elif command.action == "wake_up":
+            self._missing.difference_update(command.tags)
+            if not self._missing:
+                warm_up(executor, resolved)
+                if resolved.graph_rows:
+                    capture_first(executor, resolved, lambda *_: None, budget=0)
+        else:
             self._is_profiling = command.action == "start_profile"
-        elif command.action == "wake_up" and executor.is_awake:
-            warm_up(executor, resolved)
-            if resolved.graph_rows:
-                capture_first(executor, resolved, _silent, budget=0)
-
-
-def _silent(phase: str, fraction: float | None = None, message: str = "") -> None:
-    return None

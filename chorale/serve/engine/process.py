@@ -86,8 +86,8 @@ class EngineInbox:
         server_socket: EngineServerSocket,
         heartbeat: HeartbeatThread,
         engine_id: str,
-        publisher: KvEventPublisher | None = None,
-        intent: Intent | None = None,
+        publisher: KvEventPublisher | None,
+        intent: Intent,
     ) -> None:
         self._core, self._engine_id = core, engine_id
         self._server_socket, self._heartbeat = server_socket, heartbeat
@@ -176,12 +176,11 @@ class EngineInbox:
         command, intent = message.command, self._intent
         if command.action != "state":
             self._heartbeat.announce(command.action)
-        before = None
-        if intent is not None and command.action in ("pause", "sleep"):
-            before = intent.read()
+        before = intent.read()
+        if command.action in ("pause", "sleep"):
             intent.write(command)
         future = self._core.control(command)
-        if intent is not None and future.done():
+        if future.done():
             if future.exception() is not None:
                 intent.write(before)
             elif not future.result().is_paused:
