@@ -1,5 +1,6 @@
 """The derender endpoints: answers of /inference/v1/generate become answers of chats and completions.
 
+The choices of turns read the tokens, as they read those of an engine, in a thread: long answers take a while.
 A stream's chunk is read after all tokens before it, which the client sends with each chunk.
 """
 
@@ -27,14 +28,22 @@ from chorale.api.completions.text import ChoiceText, TextAnswer, TextChunkWriter
 from chorale.api.fields import parse
 from chorale.api.http.responses import large_response, read_as
 from chorale.api.state import ServerState, check_model
-from chorale.api.tokens.generated import DerenderChatRequest, DerenderCompletionRequest, Generated
-from chorale.api.tokens.played import chat_choice, chunk_of, folded, play, raw_choice
+from chorale.api.tokens.generated import (
+    DerenderChatRequest,
+    DerenderCompletionRequest,
+    Generated,
+    chat_choice,
+    chunk_of,
+    folded,
+    play,
+)
 from chorale.api.usage import NO_METRICS, usage_object
 from chorale.engine.types import TokenChunk, TokenLogprobs
 from chorale.errors import RequestError, invalid, unsupported
 from chorale.turns.choice.choice import Choice
 from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.events import Usage
+from chorale.turns.request import TurnRequest
 from chorale.turns.rules import TurnRules
 
 _TEXTS = ("content", "text", "reasoning", "reasoning_content")  # keys of chunks whose values are joined
@@ -150,6 +159,18 @@ def _next_chunk(
         usage = Usage(num_prompt_tokens, given.num_cached, given.usage.completion_tokens)
         found["usage"] = usage_object(usage)
     return {"chunk": found, "stream_state": {"output_token_ids": before}}
+
+
+def raw_choice(state: ServerState, turn: TurnRequest, completion: CompletionRequest) -> RawChoice:
+    return RawChoice(
+        state.vocab,
+        replace(turn, stream_interval=1),
+        0,
+        frozenset(state.client.info.eos_token_ids),
+        skip_special_tokens=completion.skip_special_tokens,
+        discard=completion.max_tokens == 0,
+        scores_stop=completion.return_token_ids,
+    )
 
 
 def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from chorale.api.logprobs import is_scored
 from chorale.api.routed_experts import check_experts
 from chorale.api.state import ServerState, check_model
 from chorale.api.tokens.answer import Piece, TokenAnswer
-from chorale.api.tokens.played import chat_choice, chunk_of, folded
+from chorale.api.tokens.generated import chat_choice, chunk_of, folded
 from chorale.api.tokens.request import AbortRequest, GenerateRequest, parse_generate, placed
 from chorale.engine.types import FinishReason
 from chorale.errors import invalid

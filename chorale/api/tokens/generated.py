@@ -1,7 +1,11 @@
-"""The bodies of the derender endpoints, with answers or chunks of /inference/v1/generate in them."""
+"""The bodies of the derender endpoints, with answers or chunks of /inference/v1/generate in them.
+
+The choices of turns read the tokens of these, as they read those of an engine.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -10,8 +14,12 @@ from chorale.api import limits
 from chorale.api.field_docs import described
 from chorale.api.fields import TokenId
 from chorale.api.state import ServerState
-from chorale.api.tokens.played import chunk_of
-from chorale.engine.types import TokenChunk, TokenLogprobs
+from chorale.engine.types import FinishReason, TokenChunk, TokenLogprobs
+from chorale.turns.choice.choice import Choice
+from chorale.turns.choice.raw_choice import RawChoice
+from chorale.turns.events import Fold, OutputEvent
+from chorale.turns.needs import Ended
+from chorale.turns.request import TurnRequest
 
 _Count = Annotated[int, limits.number("prompt_tokens")]
 _Ids = Annotated[list[TokenId], limits.items("prompt_tokens")]
@@ -126,3 +134,39 @@ class DerenderCompletionRequest(_Derender):
     generate_responses: Annotated[list[Generated], limits.items("prompts")] | None = None
     prompt_tokens: list[_Count] | _Count | None = None
     prompt_token_ids: list[_Ids | None] | _Ids | None = None
+
+
+def chunk_of(
+    state: ServerState,
+    token_ids: list[int],
+    finish_reason: FinishReason | None = None,
+    stop_reason: str | int | None = None,
+    logprobs: list[TokenLogprobs] | None = None,
+    num_cached: int = 0,
+) -> TokenChunk:
+    """Returns tokens of a choice as the engine gives them."""
+    chunk = TokenChunk("", 0, token_ids, finish_reason, logprobs=logprobs, num_cached_tokens=num_cached)
+    ends = (stop_reason, *state.client.info.eos_token_ids)
+    if finish_reason == "stop" and token_ids and token_ids[-1] in ends:
+        chunk.stop_token_id = token_ids[-1]
+    return chunk
+
+
+def chat_choice(state: ServerState, turn: TurnRequest) -> Choice:
+    eos = frozenset(state.client.info.eos_token_ids)
+    return Choice(state.vocab, replace(turn, stream_interval=1), 0, eos)
+
+
+def play(choice: Choice | RawChoice, chunk: TokenChunk) -> list[OutputEvent]:
+    """Returns the events of more tokens. A choice that would need the model again ends."""
+    need = choice.feed(chunk)
+    if need is not None and not isinstance(need, Ended):
+        choice.end("stop")
+    return choice.take()
+
+
+def folded(choice: Choice | RawChoice, chunk: TokenChunk) -> Fold:
+    """Returns a choice that has these tokens only."""
+    fold = Fold()
+    fold.add(play(choice, chunk))
+    return fold

@@ -149,13 +149,17 @@ def build_rank(
                 loaded.drafts,
             )
             device.trim()
+    profiler = None
+    if config.profiler_config is not None:
+        number = 0 if rank is None else rank.share.rank
+        profiler = TorchProfiler(config.profiler_config, number, device.torch_device)
     with phases.phase("kv_pool", _pool_message(resolved)):
         executor = LocalExecutor(
             memory.make(),
             overlaps=device.overlap,
             gpu=device.hardware.label,
             memory=memory,
-            profiler=make_profiler(config, rank_device),
+            profiler=profiler,
         )
     grammars.wait_warm()
     return BuiltRank(loaded.model, resolved, executor, precompiler, exchange)
@@ -199,13 +203,6 @@ def rank_memory(
         return make_worker(loaded.model, kv, resolved, device, rows, rank, loaded.drafts)
 
     return RankMemory(device, load, make)
-
-
-def make_profiler(config: EngineConfig, rank_device: RankDevice) -> TorchProfiler | None:
-    if config.profiler_config is None:
-        return None
-    number = 0 if rank_device.rank is None else rank_device.rank.share.rank
-    return TorchProfiler(config.profiler_config, number, rank_device.device.torch_device)
 
 
 def step_sizes(model: ModelConfig, resolved: Resolved) -> StepSizes:

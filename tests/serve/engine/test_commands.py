@@ -121,6 +121,17 @@ async def test_the_successor_of_a_killed_engine_is_in_the_same_state(action: str
         assert await answer == {0: (expected(asked), "length")}
 
 
+async def test_a_refused_command_does_not_change_the_state_of_a_successor() -> None:
+    async with rig(SLOW) as r:
+        await tell(r.client, "sleep")
+        with pytest.raises(ConflictError):
+            await tell(r.client, "resume")
+        killed = r.engine_pid
+        os.kill(killed, signal.SIGKILL)
+        await restarted(r, killed)
+        assert await tell(r.client, "state") == ASLEEP
+
+
 async def test_kills_during_commands_leave_a_state_from_which_every_command_works() -> None:
     draw, watch = random.Random(1), WatchLimits(max_deaths=100, backoff=0.01)
     async with rig(Behaviour(step_seconds=0.002, task_seconds=0.03), watch=watch) as r:
