@@ -273,6 +273,7 @@ class RemoteClient:
             self._answer(message.number, message.reason)
             return
         if isinstance(message, Controlled):
+            self._stats = message.stats  # the next heartbeat may take a while
             refusal = ConflictError(message.refusal) if message.outcome is None else None
             self._answer(message.number, message.outcome, refusal)
             return

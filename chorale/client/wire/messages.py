@@ -144,6 +144,7 @@ class Controlled(msgspec.Struct, frozen=True, array_like=True, tag="controlled")
 
     engine_id: str
     number: int
+    stats: EngineStats
     outcome: Outcome | None
     refusal: str = ""
 

@@ -190,12 +190,13 @@ class EngineInbox:
     def _answer_commands(self) -> None:
         """Answer the commands that are done, after the chunks of the step that finished them."""
         done = [future for future in self._commands if future.done()]
+        if not done:
+            return
+        self._heartbeat.stats = stats = self._core.stats()
         for future in done:
-            self._server_socket.answer_command(*self._commands.pop(future), future)
-        if done:
-            self._heartbeat.stats = self._core.stats()
-            if not self._commands:
-                self._heartbeat.announce("")
+            self._server_socket.answer_command(*self._commands.pop(future), future, stats)
+        if not self._commands:
+            self._heartbeat.announce("")
 
     def _submit(self, client: bytes, request: GenerateRequest) -> None:
         server_socket, stats = self._server_socket, self._heartbeat.stats

@@ -216,11 +216,12 @@ class EngineServerSocket:
         """Tell a client that the paused engine did not accept a request."""
         self._send(client, Refused(self._engine_id, request_id))
 
-    def answer_command(self, client: bytes, number: int, future: Future[Outcome]) -> None:
+    def answer_command(self, client: bytes, number: int, future: Future[Outcome], stats: EngineStats) -> None:
         """Answer a ``Control``."""
         error = future.exception()
         outcome = future.result() if error is None else None
-        self._send(client, Controlled(self._engine_id, number, outcome, "" if error is None else str(error)))
+        refusal = "" if error is None else str(error)
+        self._send(client, Controlled(self._engine_id, number, stats, outcome, refusal))
 
     def answer_check(self, client: bytes, number: int, reason: str | None) -> None:
         """Answer a ``CheckGrammar``. ``reason``: why the grammar cannot be used, or None."""
