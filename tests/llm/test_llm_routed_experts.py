@@ -39,3 +39,15 @@ def test_outputs_have_the_experts_of_one_prefill(num_engines: int) -> None:
         assert outputs[4][0].outputs[0].stop_reason == stop
         with pytest.raises(ValueError, match=NAME):
             generate(llm, PROMPT, **{NAME: 61})
+
+
+def test_experts_after_a_sleep_are_those_before() -> None:
+    options: dict[str, Any] = {"num_threads": 1, "max_model_len": 512, "enable_sleep_mode": True}
+    with LLM("demo", enable_return_routed_experts=True, **options) as llm:
+        before = generate(llm, PROMPT).outputs[0]
+        for level in (1, 2):
+            llm.sleep(level)
+            llm.wake_up()
+            found = generate(llm, PROMPT)
+            assert found.num_cached_tokens == 0  # the pages, and the experts kept with them, are gone
+            np.testing.assert_array_equal(found.outputs[0].routed_experts, before.routed_experts)

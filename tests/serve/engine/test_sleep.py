@@ -16,6 +16,7 @@ from chorale.config.speculative import SpeculativeConfig
 from chorale.engine.commands import Command
 from chorale.engine.core import EngineCore
 from chorale.errors import ConfigError
+from chorale.kernels.triton.dense.host_rows import pack_host_rows
 from chorale.machine.hardware import Hardware
 from chorale.model.config_writer import make_config
 from chorale.runtime.device import CpuDevice
@@ -98,6 +99,15 @@ def test_storages_move_to_host_memory_and_views_stay_valid() -> None:
     assert torch.equal(whole, kept)
     assert torch.equal(view, kept[1:].view(-1, 4))
     assert other.tolist() == [1, 1, 1]
+
+
+def test_rows_in_host_memory_stay_where_the_device_reads_them() -> None:
+    """The table of their addresses moves like other weights; it stays true, because the rows do not move."""
+    device = torch.device("meta")
+    rows = pack_host_rows(torch.ones(5, 8), device)
+    [moved] = storages_of([rows], device)
+    assert moved.nbytes() == rows.addresses.nbytes
+    assert all(piece.device.type == "cpu" for piece in rows.pieces)
 
 
 @pytest.mark.parametrize("size", [1, 2])
