@@ -35,10 +35,10 @@ EFFORTS: dict[str, Literal["low", "medium", "high"]] = {
 DisabledEffort = Literal["auto", "none", "low", "medium", "high", "xhigh", "max"]
 DraftMetrics = Literal["none", "summary", "detailed"]
 FingerprintMode = Literal["full", "hash", "custom", "none"]
-# vLLM's names of the buckets that several histograms share
+# vLLM's names of the buckets that several histograms share; those of the engine's histograms are fixed
 BUCKET_FAMILIES = (
     "request_latency", "time_to_first_token", "inter_token_latency", "request_params_n",
-    "request_num_preemptions", "request_tokens", "kv_cache_residency",
+    "request_num_preemptions", "request_tokens",
 )  # fmt: skip
 # function: calls name declared functions; parameter: and their arguments satisfy the schemas
 StrictLevel = Literal["auto", "function", "parameter"]
@@ -252,28 +252,8 @@ def check_ranks(config: EngineConfig) -> None:
 
 
 def check_sizes(config: EngineConfig) -> None:
-    """Raises ``ConfigError`` for numbers that are invalid for any model and machine."""
-    least = {
-        "max_model_len": 2,  # a prompt token and an output token
-        "max_num_seqs": 1,
-        "max_num_active_seqs": 1,
-        "max_num_batched_tokens": 1,
-        "max_num_scheduled_tokens": 1,
-        "prefill_schedule_interval": 1,
-        "long_prefill_token_threshold": 0,
-        "block_size": 1,
-        "distributed_timeout_seconds": 1,
-        "num_threads": 1,
-    }
-    check_least(config, least)
-    if config.prompt_delay is not None and not 0 <= config.prompt_delay < float("inf"):
-        raise ConfigError("--prompt-delay must be 0 or more seconds")
-    if not 0 < config.kv_cache_metrics_sample <= 1:
-        raise ConfigError("--kv-cache-metrics-sample must be above 0 and at most 1")
-    if config.watermark is not None and not 0 <= config.watermark < 1:
-        raise ConfigError("--watermark must be at least 0 and below 1")
-    if config.kv_offloading_size is not None and not 0 <= config.kv_offloading_size < float("inf"):
-        raise ConfigError("--kv-offloading-size must be 0 or more GiB")
+    """Raises ``ConfigError`` for values that are invalid for any model and machine. The bounds of numbers are
+    those of the flags."""
     if config.enable_sleep_mode and config.kv_offloading_size:
         raise ConfigError(
             "--enable-sleep-mode and --kv-offloading-size: choose one; a sleep drops the KV pages"
@@ -287,8 +267,6 @@ def check_sizes(config: EngineConfig) -> None:
                 f"--cpu-offload-params {name}: must be embedding or none, as no other weights can stay in "
                 "host memory"
             )
-    if not 0 < config.gpu_memory_utilization <= 1:
-        raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
 
 
 def owner_name(digest: bytes) -> str:

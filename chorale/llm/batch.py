@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from chorale.client.base import EngineInfo
 from chorale.engine.types import GenerateRequest, TokenChunk, TokenLogprobs
 from chorale.harmony.vocab import Vocabulary
 from chorale.llm.metrics import LlmMetrics
@@ -63,23 +64,29 @@ class Reading:
 class Batch:
     """The prompts of one call. ``take`` gets a chunk per row after every step, so it must be cheap."""
 
-    def __init__(self, vocab: Vocabulary, max_model_len: int, metrics: LlmMetrics) -> None:
+    def __init__(self, vocab: Vocabulary, info: EngineInfo, metrics: LlmMetrics) -> None:
         self.num_done = 0  # prompts whose choices have all ended
-        self._vocab, self._max_model_len, self._metrics = vocab, max_model_len, metrics
+        self._vocab, self._metrics = vocab, metrics
+        self._max_model_len, self._eos = info.max_model_len, frozenset(info.eos_token_ids)
         self._works: list[Work] = []
         self._readings: dict[str, Sequence[Reading]] = {}  # by request id of the round
 
-    def add(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        turn: TurnRequest,
-        choices: Sequence[Choice | RawChoice],
-    ) -> None:
-        """Add a prompt with its choices, in the order of their index."""
+    def add(self, prompt: Prompt, params: SamplingParams, turn: TurnRequest) -> None:
         work = Work(prompt, params, turn)
         self._works.append(work)
-        self._readings[turn.request_id] = [Reading(work, choice) for choice in choices]
+        self._readings[turn.request_id] = [Reading(work, self._choice(work, i)) for i in range(params.n)]
+
+    def _choice(self, work: Work, index: int) -> Choice | RawChoice:
+        if not work.turn.rules.raw:
+            return Choice(self._vocab, work.turn, index, self._eos)
+        return RawChoice(
+            self._vocab,
+            work.turn,
+            index,
+            self._eos,
+            skip_special_tokens=work.params.skip_special_tokens,
+            hide_stop=not work.params.include_stop_str_in_output,
+        )
 
     def __len__(self) -> int:
         return len(self._works)

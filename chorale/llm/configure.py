@@ -12,6 +12,7 @@ import msgspec
 from chorale.config.engine import MOST_ENGINES, EngineConfig
 from chorale.config.kv_events import KvEventsConfig, read_kv_events
 from chorale.config.options.flags import FLAGS
+from chorale.config.options.values import Flag, check_bounds
 from chorale.config.profiler import ProfilerConfig, read_profiler
 from chorale.config.read_speculative import read_speculative
 from chorale.config.sampling_fields import GENERATION
@@ -22,15 +23,9 @@ from chorale.llm.params import SamplingParams, check_names
 
 logger = logging.getLogger(__name__)
 
-# Arguments of vLLM's LLM that are no flags of its server and have no effect here, with the reason.
-_IGNORED = {
-    "max_seq_len_to_capture": "graphs are captured as needed",
-    "disable_log_stats": "LLM logs no statistics; get_metrics() always works",
-    "distributed_executor_backend": "ranks are processes of one machine",
-    "load_format": "safetensors is the only format",
-    "cpu_offload_gb": "see cpu_offload_params",
-    "pooler_config": "gpt-oss only generates text",
-}
+_FLAGS = {name: flag for name, flag in FLAGS.items() if flag.target is None}  # arguments without effect
+_LOG_STATS = "LLM logs no statistics; get_metrics() always works"
+_FLAGS["disable-log-stats"] = Flag("disable-log-stats", "bool", note=_LOG_STATS)
 
 
 def engine_config(model: str | os.PathLike[str], options: dict[str, Any], count: int) -> EngineConfig:
@@ -58,6 +53,10 @@ def engine_config(model: str | os.PathLike[str], options: dict[str, Any], count:
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$.")
         raise ConfigError(f"LLM: {path.rstrip('`')}: {reason}") from None
+    for flag in FLAGS.values():
+        room, _, name = (flag.target or "").partition(".")
+        if room == "engine" and name in given:
+            check_bounds(flag, given[name])
     override = config.override_generation_config or {}
     check_names("override_generation_config", override, list(GENERATION))
     SamplingParams.from_defaults(override)  # raises for values that are out of range
@@ -67,17 +66,13 @@ def engine_config(model: str | os.PathLike[str], options: dict[str, Any], count:
 def _has_no_effect(name: str, value: Any) -> bool:
     """Return whether an argument has no effect, after a warning if it asks for something. Raises
     ``ConfigError`` if what it asks for is refused. The table is that of the server's flags."""
-    flag = FLAGS.get(name.replace("_", "-"))
-    is_known = flag is not None and flag.target is None
-    if not is_known and name not in _IGNORED:
-        return False
-    asks = value is not None if flag is None else flag.asks(value)
-    reason = _IGNORED.get(name) or (as_arguments(flag.note) if flag is not None else "")
-    if asks and name not in _IGNORED and flag is not None and flag.effect == "refused":
-        raise ConfigError(f"LLM: {name} is not supported: {reason}")
-    if asks:
+    flag = _FLAGS.get(name.replace("_", "-"))
+    if flag is not None and flag.asks(value):
+        reason = as_arguments(flag.note)
+        if flag.effect == "refused":
+            raise ConfigError(f"LLM: {name} is not supported: {reason}")
         logger.warning("LLM: %s has no effect: %s", name, reason)
-    return True
+    return flag is not None
 
 
 def _rename_options(options: dict[str, Any]) -> None:

@@ -7,22 +7,23 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack, get_args
 
 from chorale.client.base import EngineInfo
 from chorale.config.engine import EngineConfig
+from chorale.config.options.vllm_flags import read_names
 from chorale.config.sampling_fields import SAMPLING_FIELDS
+from chorale.engine.commands import MEMORY, Action, Command, Outcome, PauseMode
 from chorale.engine.types import TokenChunk
-from chorale.errors import ChoraleError, ConfigError
+from chorale.errors import ChoraleError, ConfigError, ConflictError
 from chorale.harmony.vocab import load_vocabulary
-from chorale.llm.administration import Administration, in_arguments
 from chorale.llm.batch import Batch, Order
 from chorale.llm.configure import count_of_engines, engine_config
 from chorale.llm.engine import OfflineEngine
-from chorale.llm.metrics import LlmMetrics
+from chorale.llm.metrics import LlmMetrics, Metric
 from chorale.llm.options import EngineOptions, as_arguments, engine_arguments, engine_signature, listed
 from chorale.llm.outputs import RequestOutput
-from chorale.llm.params import SamplingParams, check_names
+from chorale.llm.params import UNUSED, SamplingParams, check_names
 from chorale.llm.progress import UseTqdm, make_progress
 from chorale.llm.prompts import (
     ChatMessages,
@@ -36,9 +37,7 @@ from chorale.llm.prompts import (
 from chorale.llm.tokenizer import HarmonyTokenizer
 from chorale.llm.turns import make_turn
 from chorale.machine.devices import replica_environments
-from chorale.turns.choice.choice import Choice
-from chorale.turns.choice.raw_choice import RawChoice
-from chorale.turns.request import TurnRequest
+from chorale.turns.functions import Function
 from chorale.turns.rules import TurnRules
 
 if TYPE_CHECKING:
@@ -48,33 +47,12 @@ ParamsOfPrompts = SamplingParams | Sequence[SamplingParams] | None
 logger = logging.getLogger(__name__)
 _warned: list[str] = []  # names of warnings that this process has logged
 
-# Arguments of vLLM's methods that may only have a value that asks for nothing.
-_UNUSED = {
-    "lora_request": "adapters are not supported",
-    "tokenization_kwargs": "get_tokenizer().encode has options; pass the ids",
-    "mm_processor_kwargs": "gpt-oss reads text only",
-    "priority": "prompts run in the order in which they are given",
-    "chat_template": "messages are always rendered as harmony",
-    "continue_final_message": "the server's chat API has it",
-}
-_INTERNAL = "the engine has no public interface"
-_TRAINER = "weights cannot be replaced; load another checkpoint"
+_TAGS = (*MEMORY, "scheduling")
 # Attributes of vLLM's LLM that are missing here, with the reason.
-_MISSING = {
-    "beam_search": "beam search is not supported",
-    "release_kv_cache_memory": "sleep() releases it together with the weights",
-    **dict.fromkeys(("llm_engine", "collective_rpc", "apply_model", "model_config"), _INTERNAL),
-    **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), "gpt-oss only generates text"),
-    **dict.fromkeys(
-        ("init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update",
-         "start_draft_weight_update", "update_weights", "finish_weight_update", "update_weight_version",
-         "get_weight_version"),
-        _TRAINER,
-    ),
-}  # fmt: skip
+_MISSING = {line.name: line.reason for line in read_names("LLM") if line.treatment == "refused"}
 
 
-class LLM(Administration):
+class LLM:
     """An engine in this process, with the interface of vLLM's ``LLM``.
 
     The thread that calls ``generate`` or ``chat`` runs the engine; a call from another thread waits until
@@ -89,13 +67,18 @@ class LLM(Administration):
         try:
             self._engine = _open(engine_config(model, dict(options), count), count)
         except ChoraleError as error:
-            raise in_arguments(error) from error.__cause__
+            raise _in_arguments(error) from error.__cause__
         for note in self.info.notes:
             logger.warning("%s", as_arguments(note))
         self._numbers = itertools.count()
         self._metrics = LlmMetrics(self.info.model)
         self._metrics.watch(self._engine)
-        self._queued = self._batch()
+        self._queued, self._sleeps = self._batch(), False
+
+    @classmethod
+    def from_engine_args(cls, engine_args: Any) -> Self:
+        """Return an LLM from a mapping of arguments, or an object that has them as attributes."""
+        return cls(**(engine_args if isinstance(engine_args, Mapping) else vars(engine_args)))
 
     def __getattr__(self, name: str) -> Any:
         reason = f" ({_MISSING[name]})" if name in _MISSING else ""
@@ -129,8 +112,9 @@ class LLM(Administration):
         and returns a bar. If a single choice fails, its ``finish_reason`` is "error". Raises
         ``ValueError``, ``TypeError`` or ``ChoraleError`` for bad arguments before anything runs,
         ``EngineError`` if the engine fails or is shut down."""
-        batch = self._batch()
-        self._add_prompts(batch, prompts, sampling_params, prompt_token_ids, unused)
+        check_names("generate", unused, (), UNUSED)
+        batch, read = self._batch(), read_prompts(prompts, prompt_token_ids, self._vocab)
+        self._add(batch, read, sampling_params)
         return self._run(batch, use_tqdm)
 
     def enqueue(
@@ -142,7 +126,8 @@ class LLM(Administration):
         **unused: Any,
     ) -> list[str]:
         """Keep prompts for ``wait_for_completion``, which runs them. Returns their request ids."""
-        return self._add_prompts(self._queued, prompts, sampling_params, None, unused)
+        check_names("enqueue", unused, (), UNUSED)
+        return self._add(self._queued, read_prompts(prompts, None, self._vocab), sampling_params)
 
     def wait_for_completion(
         self, output_type: Any = None, *, use_tqdm: UseTqdm = True
@@ -151,34 +136,6 @@ class LLM(Administration):
         self._require_awake()
         batch, self._queued = self._queued, self._batch()
         return self._run(batch, use_tqdm)
-
-    def _add_prompts(
-        self,
-        batch: Batch,
-        prompts: OnePrompt | Sequence[OnePrompt] | None,
-        sampling_params: ParamsOfPrompts,
-        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None,
-        unused: Mapping[str, Any],
-    ) -> list[str]:
-        check_names("generate", unused, (), _UNUSED)
-        read = read_prompts(prompts, prompt_token_ids, self._vocab)
-        params = _for_each(sampling_params, self.get_default_sampling_params, len(read))
-        eos = frozenset(self.info.eos_token_ids)
-
-        def rules(own: SamplingParams) -> TurnRules:
-            return TurnRules(answer=own.constraint(), raw=True)
-
-        def choice(turn: TurnRequest, own: SamplingParams, index: int) -> RawChoice:
-            return RawChoice(
-                self._vocab,
-                turn,
-                index,
-                eos,
-                skip_special_tokens=own.skip_special_tokens,
-                hide_stop=not own.include_stop_str_in_output,
-            )
-
-        return self._add(batch, read, params, rules, choice)
 
     def chat(
         self,
@@ -234,7 +191,7 @@ class LLM(Administration):
         **unused: Any,
     ) -> list[str]:
         template = {"reasoning_effort": reasoning_effort, **(chat_template_kwargs or {})}
-        check_names("chat", unused, (), _UNUSED)
+        check_names("chat", unused, (), UNUSED)
         check_names("chat_template_kwargs", template, ("reasoning_effort", "model_identity"))
         effort, identity = template["reasoning_effort"], template.get("model_identity")
         if not add_generation_prompt:
@@ -243,16 +200,61 @@ class LLM(Administration):
         several = read_conversations(messages)
         described = [function.tool for function in functions]
         prompts = [render_chat(some, described, effort, self._vocab, identity) for some in several]
-        params = _for_each(sampling_params, self._chat_defaults, len(prompts))
-        eos = frozenset(self.info.eos_token_ids)
+        return self._add(batch, prompts, sampling_params, functions)
 
-        def rules(own: SamplingParams) -> TurnRules:
-            return TurnRules(functions=functions, answer=own.constraint())
+    # ------------------------------------------------------------------ administration
 
-        def choice(turn: TurnRequest, own: SamplingParams, index: int) -> Choice:
-            return Choice(self._vocab, turn, index, eos)
+    # A command waits until a call that runs in another thread has returned. With several engines, all of them
+    # execute it. It raises ``ConflictError`` if the state of the engine does not allow it.
 
-        return self._add(batch, prompts, params, rules, choice)
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Return the number of ranks, of all engines or of one."""
+        return self._engine.info.tensor_parallel_size * (len(self._engine.engines) if include_dp else 1)
+
+    def get_metrics(self) -> list[Metric]:
+        """Return vLLM's metrics since the start: counters, gauges, histograms, and a vector with drafts."""
+        return self._metrics.read()
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Empty the prefix cache, that in host memory included. Returns whether it was emptied."""
+        return self._control("reset_prefix_cache", preempt=reset_running_requests).success
+
+    def reset_mm_cache(self) -> None:
+        """Do nothing: gpt-oss reads text only."""
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Stop generating. Level 1 moves the weights to host memory and drops the KV cache, level 2 drops
+        both, level 0 keeps them. Enqueued prompts run first ("wait"), end ("abort"), or stay ("keep")."""
+        if level not in (0, 1, 2) or mode not in get_args(PauseMode):
+            modes = ", ".join(get_args(PauseMode))
+            raise ValueError(
+                f"sleep: level must be 0, 1 or 2 and mode one of {modes}, not {level!r}, {mode!r}"
+            )
+        if mode == "wait" and not self._sleeps:
+            self._engine.run(self._queued.requests(), self._queued.take)
+        self._sleeps = self._control("sleep", level=level, mode=mode).is_sleeping
+        if mode == "abort":
+            self._queued.abort()
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        """Restore memory ("weights", "kv_cache"; None: all) and generate again once all of it is back.
+        ``["scheduling"]`` ends a sleep of level 0. Returns whether the engine is awake."""
+        wrong = [tag for tag in tags or () if tag not in _TAGS] if not isinstance(tags, str) else [tags]
+        if wrong:
+            raise ValueError(f"wake_up: tags must be a list of {', '.join(_TAGS)}, not {wrong}")
+        self._sleeps = self._control("wake_up", tags=tuple(tags or ())).is_sleeping
+        return not self._sleeps
+
+    def start_profile(self, profile_prefix: str | None = None, **options: Any) -> None:
+        """Start torch's profiler as ``profiler_config`` says. Options of one session are a ``ValueError``."""
+        names = ("profile_prefix", "delay_iterations", "max_iterations", "profiler_kwargs")
+        refused = dict.fromkeys(names, "set it in profiler_config")
+        check_names("start_profile", {"profile_prefix": profile_prefix, **options}, (), refused)
+        self._control("start_profile")
+
+    def stop_profile(self) -> None:
+        """End the profile and write its files."""
+        self._control("stop_profile")
 
     def shutdown(self) -> None:
         """Stop the engine and free its memory. Idempotent."""
@@ -266,32 +268,43 @@ class LLM(Administration):
 
     # ------------------------------------------------------------------ running
 
-    def _chat_defaults(self) -> SamplingParams:
-        defaults = self.info.default_sampling
-        if "max_new_tokens" in defaults:
-            return SamplingParams.from_defaults(defaults)
-        return SamplingParams.from_defaults(defaults, max_tokens=None)
+    def _control(self, action: Action, **fields: Any) -> Outcome:
+        try:
+            return self._engine.control(Command(action=action, **fields))
+        except ChoraleError as error:
+            raise _in_arguments(error) from None
+
+    def _require_awake(self) -> None:
+        self._engine.require_ready()
+        if self._sleeps:
+            raise ConflictError("the engine sleeps; call wake_up() first")
 
     def _batch(self) -> Batch:
-        return Batch(self._vocab, self.info.max_model_len, self._metrics)
+        return Batch(self._vocab, self.info, self._metrics)
 
     def _add(
         self,
         batch: Batch,
         prompts: list[Prompt],
-        params: list[SamplingParams],
-        make_rules: Callable[[SamplingParams], TurnRules],
-        make_choice: Callable[[TurnRequest, SamplingParams, int], Choice | RawChoice],
+        given: ParamsOfPrompts,
+        functions: tuple[Function, ...] | None = None,
     ) -> list[str]:
-        """Check all prompts, then add them to ``batch``. Returns their request ids."""
+        """Check all prompts, then add them to ``batch``. Returns their request ids. ``functions``: those of a
+        chat; None: the prompts are raw."""
+        is_raw, defaults = functions is None, self.info.default_sampling
+        unlimited = {} if is_raw or "max_new_tokens" in defaults else {"max_tokens": None}
+        params = _for_each(given, lambda: SamplingParams.from_defaults(defaults, **unlimited), len(prompts))
         self._engine.require_ready()
-        rules = {key: make_rules(own) for key, own in {id(own): own for own in params}.items()}
+        rules = {
+            key: TurnRules(functions=functions or (), answer=own.constraint(), raw=is_raw)
+            for key, own in {id(own): own for own in params}.items()
+        }
         turns = []
         for prompt, own in zip(prompts, params, strict=True):
             request_id = str(next(self._numbers))
             turns.append(make_turn(request_id, prompt, own, rules[id(own)], self.info, self._vocab))
         for prompt, own, turn in zip(prompts, params, turns, strict=True):
-            batch.add(prompt, own, turn, [make_choice(turn, own, index) for index in range(own.n)])
+            batch.add(prompt, own, turn)
         return [turn.request_id for turn in turns]
 
     def _run(self, batch: Batch, use_tqdm: UseTqdm) -> list[RequestOutput]:
@@ -313,6 +326,13 @@ class LLM(Administration):
 
 LLM.__init__.__signature__ = engine_signature()  # type: ignore[attr-defined]
 LLM.__doc__ = f"{inspect.cleandoc(LLM.__doc__ or '')}\n\nArguments:\n\n{listed(engine_arguments())}\n"
+
+
+def _in_arguments(error: ChoraleError) -> ChoraleError:
+    """Return the error with the names of arguments in place of those of flags."""
+    error.message = as_arguments(error.message)
+    error.args = (error.message,)
+    return error
 
 
 def _open(config: EngineConfig, count: int) -> OfflineEngine | ManyEngines:

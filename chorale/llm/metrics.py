@@ -47,10 +47,6 @@ class Histogram(Metric):
     buckets: dict[str, int]
 
 
-# ``LLM`` does not look at single tokens and steps.
-_UNMEASURED = ("vllm:inter_token_latency_seconds", "vllm:iteration_tokens_total")
-
-
 class LlmMetrics(Metrics):
     """Counts the requests of an ``LLM``, in the series of engine 0."""
 
@@ -78,7 +74,8 @@ class LlmMetrics(Metrics):
     def read(self) -> list[Metric]:
         """Return the metrics that are vLLM's."""
         families = (each for each in self.collect() if each.name.startswith("vllm:"))
-        return [metric for each in families if each.name not in _UNMEASURED for metric in _of_family(each)]
+        unmeasured = "vllm:inter_token_latency_seconds"  # ``LLM`` does not look at single tokens
+        return [metric for each in families if each.name != unmeasured for metric in _of_family(each)]
 
 
 def _of_family(family: Any) -> Iterator[Metric]:

@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from chorale.client.base import EngineInfo
+from chorale.config.options.vllm_flags import read_names
 from chorale.config.sampling_fields import GENERATION, MAX_CHOICES, MAX_LOGPROB_TOKEN_IDS, SAMPLING_FIELDS
 from chorale.errors import RequestError
 from chorale.grammar.constraint import Constraint
@@ -21,19 +22,18 @@ from chorale.grammar.place import explained
 from chorale.llm.options import listed
 from chorale.requests.formats import constraint_of
 
-REFUSED = {
-    "guided_decoding": "use structured_outputs",
-    "logits_processors": "Python logits processors are not supported",
-    "best_of": "use n",
-    "use_beam_search": "beam search is not supported",
-    "truncate_prompt_tokens": "truncate the prompt before the call",
-    "extra_args": "there are no extra arguments",
-    "watermarking": "there is no watermark",
-    "thinking_token_budget": "choose a reasoning_effort; the server has a budget",
-    "repetition_detection": "use frequency_penalty or max_tokens",
-    "trace_decode_token_ids": "append the tokens to the prompt and ask for prompt_logprobs",
-    "prompt_logprob_token_ids": "use prompt_logprobs, or logprob_token_ids for the tokens that follow",
-    "prompt_logprob_start": "prompt_logprobs score every position",
+_LINES = read_names("SamplingParams")
+REFUSED = {line.name: line.reason for line in _LINES if line.treatment == "refused"}
+# Arguments of vLLM's methods that may only have a value that asks for nothing.
+UNUSED = {
+    "lora_request": "adapters are not supported",
+    "priority": "prompts run in the order in which they are given",
+    "mm_processor_kwargs": "gpt-oss reads text only",
+    "text_pair": "gpt-oss has no pairs of texts",
+    "tokenization_kwargs": "get_tokenizer().encode has options; pass the ids",
+    "continue_final_message": "the server's chat API has it",
+    **dict.fromkeys(("chat_template", "documents"), "messages are always rendered as harmony"),
+    **dict.fromkeys(("padding", "truncation", "max_length", "return_tensors"), "change the lists yourself"),
 }
 
 
@@ -227,6 +227,7 @@ class SamplingParams(_Fields):
 
 # Meanings for ``LLM``; the others are those of SAMPLING_FIELDS.
 _MEANINGS = {
+    **{line.name: f"has no effect: {line.reason}" for line in _LINES if line.treatment == "no effect"},
     "n": "number of outputs for each prompt",
     "temperature": "how much chance decides; 0 always takes the likeliest token",
     "presence_penalty": "subtracted from the logits of tokens that have appeared in the output",
@@ -243,7 +244,6 @@ _MEANINGS = {
     "ignore_eos": "continue after the model has ended its answer",
     "detokenize": "False: return no text; stop strings then do not work",
     "skip_special_tokens": "leave special tokens out of the text of generate()",
-    "spaces_between_special_tokens": "has no effect: harmony's special tokens carry no spaces",
     "include_stop_str_in_output": "keep the stop string at the end of the text",
     "logit_bias": "values to add to the logits of tokens, by token id",
     "allowed_token_ids": "generate these tokens only",
@@ -253,9 +253,6 @@ _MEANINGS = {
     f"likeliest ones (at most {MAX_LOGPROB_TOKEN_IDS})",
     "flat_logprobs": "return log-probabilities as FlatLogprobs: one list for each attribute, and few objects",
     "skip_reading_prefix_cache": "compute the whole prompt; its pages are cached all the same",
-    "output_kind": "has no effect: LLM returns finished outputs",
-    "stream_interval": "has no effect: LLM returns finished outputs",
-    "skip_clone": "has no effect: parameters are not copied",
 }
 
 

@@ -7,16 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from chorale.harmony.vocab import ENDOFTEXT, NUM_RANKS, RETURN, STARTOFTEXT, Vocabulary, special_name
-from chorale.llm.params import check_names
+from chorale.llm.params import UNUSED, check_names
 from chorale.llm.prompts import ChatMessages, read_conversations, read_tools, render_chat
 
 _ENDOFPROMPT = 200018  # the last id that has a name in transformers
-_UNUSED = {
-    "text_pair": "gpt-oss has no pairs of texts",
-    **dict.fromkeys(("padding", "truncation", "max_length", "return_tensors"), "change the lists yourself"),
-    **dict.fromkeys(("chat_template", "documents"), "messages are always rendered as harmony"),
-    "continue_final_message": "the server's chat API has it",
-}
 
 
 class HarmonyTokenizer:
@@ -45,7 +39,7 @@ class HarmonyTokenizer:
         self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False, **unused: Any
     ) -> list[int]:
         """Return the ids of a text. ``add_special_tokens`` has no effect: harmony adds none."""
-        check_names("encode", unused, (), _UNUSED)
+        check_names("encode", unused, (), UNUSED)
         if not isinstance(text, str):
             raise TypeError(f"encode needs a string, not {type(text).__name__}")
         return self._vocab.encode(text) if split_special_tokens else self._vocab.encode_with_special(text)
@@ -72,7 +66,7 @@ class HarmonyTokenizer:
 
         With ``add_generation_prompt``, the ids are those that ``LLM.chat`` uses. Raises as ``LLM.chat`` does.
         """
-        check_names("apply_chat_template", unused, (), _UNUSED)
+        check_names("apply_chat_template", unused, (), UNUSED)
         several = read_conversations(conversation)
         described = [function.tool for function in read_tools(tools)]
         found: list[Any] = []

@@ -150,6 +150,7 @@ def test_metrics_count_requests_tokens_and_times(folder: Path) -> None:
     assert metric(found, Gauge, "vllm:num_requests_running").value == 0.0
     prompts = metric(found, Histogram, "vllm:request_prompt_tokens")
     assert (prompts.count, prompts.sum, prompts.buckets["5.0"], prompts.buckets["+Inf"]) == (2, 16.0, 0, 2)
+    assert metric(found, Histogram, "vllm:iteration_tokens_total").sum == 16 + 16
     for name in ("time_to_first_token", "e2e_request_latency", "request_decode_time"):
         times = metric(found, Histogram, f"vllm:{name}_seconds")
         assert times.count == 4

@@ -30,13 +30,13 @@ from chorale.config.options.kv_events import kv_events_fields
 from chorale.config.options.replicas import replica_fields
 from chorale.config.options.speculation import speculative_fields
 from chorale.config.options.values import RANK, Setting, check_bounds
-from chorale.config.options.watchdog import watchdog_fields
 from chorale.config.profiler import read_profiler
 from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
 from chorale.errors import ConfigError
 
-# Keys of --compilation-config that separate flags also set.
+WATCHDOG_KEYS = ("timeout", "check_interval", "dump_dir")  # only the first has an effect
 _MOST_BUCKETS = 100  # each is a series per label set
+# Keys of --compilation-config that separate flags also set.
 _TWICE = {
     "cudagraph_capture_sizes": "cudagraph-capture-sizes",
     "max_cudagraph_capture_size": "max-cudagraph-capture-size",
@@ -67,7 +67,8 @@ def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerCo
     if fields["engine"].get("device_ids") is not None:
         ids = ",".join(fields["engine"]["device_ids"]).split(",")
         fields["engine"]["device_ids"] = tuple(each.strip() for each in ids)
-    fields["engine"] |= watchdog_fields(values)
+    if fields["cli"].get("watchdog_config") is not None:
+        fields["engine"] |= _watchdog(fields["cli"]["watchdog_config"], values)
     fields["engine"] |= _graphs(values) | speculative_fields(values)
     fields["server"] |= replica_fields(values)
     fields["engine"] |= kv_events_fields(values, fields["server"]["data_parallel_size"])
@@ -185,6 +186,21 @@ def _default_effort(given: Any) -> str:
             '{"reasoning_effort": EFFORT} with EFFORT "low", "medium" or "high"'
         )
     return str(effort)
+
+
+def _watchdog(given: Any, values: Mapping[str, Setting]) -> dict[str, float]:
+    """Returns the engine field of vLLM's watchdog, which here is the monitor of the engines."""
+    if not isinstance(given, dict) or given.keys() - WATCHDOG_KEYS:
+        raise ConfigError(f"--watchdog-config {given}: must be an object with {', '.join(WATCHDOG_KEYS)}")
+    timeout = given.get("timeout")
+    if timeout is None:
+        return {}
+    if type(timeout) not in (int, float):
+        raise ConfigError(f"--watchdog-config: timeout: {timeout!r} is not a number of seconds")
+    check_bounds(FLAGS["heartbeat-timeout"], timeout)
+    if "heartbeat-timeout" in values:
+        raise ConfigError("--watchdog-config: timeout and --heartbeat-timeout mean the same; give only one")
+    return {"heartbeat_timeout": float(timeout)}
 
 
 def _check_buckets(given: Any) -> None:

@@ -20,7 +20,6 @@ from chorale.config.options.kv_events import kv_events_notice
 from chorale.config.options.parse import read_arguments, read_config_file
 from chorale.config.options.values import Setting, check_bounds, read_value
 from chorale.config.options.vllm_flags import line_for, read_names
-from chorale.config.options.watchdog import watchdog_notices
 from chorale.errors import ConfigError
 
 # Hosts that mean "all interfaces". Never a default.
@@ -153,7 +152,6 @@ def _notices(values: Mapping[str, Setting], environment: Mapping[str, str]) -> l
     notices = [line for name, setting in values.items() if (line := _notice(name, setting))]
     notices += speculation.notices(values)
     notices += kv_events_notice(values)
-    notices += watchdog_notices(values)
     notices += _environment_notices(environment)
     key = values.get("api-key")
     if key is not None and key.origin == "command line" and "api-key-file" not in values:
@@ -172,6 +170,8 @@ def _notice(name: str, setting: Setting) -> str | None:
         return f"{shown} {value[0]}: a single number is the largest size, as in vLLM"
     if name == "max-model-len" and value is not None and value < SHORTEST_CHAT:
         return f"{shown} {value}: a chat prompt alone takes about 70 tokens"
+    if name == "watchdog-config" and isinstance(value, dict) and value.keys() - {"timeout"}:
+        return f"{shown}: only timeout has an effect: heartbeats are read often, and stacks go to the log"
     if name == "swap-space" and value:
         return f"{shown} is accepted and taken as --kv-offloading-size {value:g}: sequences are not swapped"
     if flag.target is not None or not flag.asks(value):

@@ -9,11 +9,12 @@ from typing import get_args
 
 import pytest
 
-from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig, check_sizes
+from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig
 from chorale.config.options.flags import FLAGS
 from chorale.config.options.settings import merge
 from chorale.config.options.values import MOST, NUMBERS, Flag, Kind
 from chorale.errors import ConfigError
+from chorale.llm.configure import engine_config
 from tests.api.field_reads import is_read
 
 NUMERIC = [flag for flag in FLAGS.values() if flag.kind in NUMBERS and flag.target is not None]
@@ -46,17 +47,15 @@ def test_bounds_apply_to_values_in_a_file(tmp_path: Path) -> None:
         merge(["--config", str(path)], {})
 
 
-def test_the_engine_has_the_same_minimums() -> None:
-    """``LLM`` makes an ``EngineConfig`` without flags, so the engine repeats the checks that it needs."""
-    for flag in NUMERIC:
-        section, _, attribute = str(flag.target).partition(".")
-        if section != "engine" or flag.kind == "float" or flag.least in (None, -MOST):
+@pytest.mark.parametrize("flag", [each for each in NUMERIC if str(each.target).startswith("engine.")])
+def test_llm_has_the_same_bounds(flag: Flag) -> None:
+    name = str(flag.target).partition(".")[2]
+    for beyond in (flag.least, flag.most):
+        if beyond is None or abs(beyond) == MOST:
             continue
-        assert flag.least is not None
-        try:
-            check_sizes(EngineConfig(**{attribute: int(flag.least)}))
-        except ConfigError as error:
-            raise AssertionError(f"--{flag.name} {flag.least} passes the flag only: {error}") from None
+        outside = beyond - 1 if beyond is flag.least else beyond + 1
+        with pytest.raises(ConfigError, match=f"--{flag.name} "):
+            engine_config("demo", {name: outside}, 1)
 
 
 CONFIGS = (EngineConfig, ServerConfig, ToolConfig)
