@@ -21,7 +21,7 @@ from chorale.engine.admission import Admission
 from chorale.engine.commands import Command, DeviceControl, NoDeviceControl, Outcome
 from chorale.engine.control import Control
 from chorale.engine.engine_state import EngineState
-from chorale.engine.histogram import STEP_TOKENS, Counts
+from chorale.engine.histogram import STEP_TOKENS, Histogram
 from chorale.engine.kv_cache.index_log import IndexLog
 from chorale.engine.pending_grammars import PendingGrammarQueue
 from chorale.engine.scheduling.commit import Committer
@@ -81,7 +81,7 @@ class EngineCore:
         self._handles: deque[StepHandle] = deque()
         self._num_steps = 0
         self._last_step_tokens = 0
-        self._step_tokens, self._num_done = Counts(STEP_TOKENS), 0
+        self._step_tokens, self._num_done = Histogram.empty(STEP_TOKENS), 0
 
     # ------------------------------------------------------------------ requests
 

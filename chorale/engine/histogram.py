@@ -1,8 +1,10 @@
-"""Counts: a histogram that the engine keeps and its statistics carry, with vLLM's buckets."""
+"""Histograms, and vLLM's buckets of those that the engine keeps and its statistics carry."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+
+import msgspec
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 BLOCK_SECONDS = (
@@ -10,19 +12,34 @@ BLOCK_SECONDS = (
 )  # fmt: skip
 
 
-class Counts:
-    """``bounds``: upper bounds of the buckets; one more bucket has none."""
+class Histogram(msgspec.Struct):
+    """A histogram. ``counts[i]`` observations fell into bucket ``i``; the last bucket is unbounded."""
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._total = 0.0
+    bounds: tuple[float, ...]
+    counts: list[int]
+    total: float = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._total += value
+    @classmethod
+    def empty(cls, bounds: tuple[float, ...]) -> Histogram:
+        return cls(bounds, [0] * (len(bounds) + 1))
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def add(self, other: Histogram) -> None:
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Returns the number of observations in each bucket, then the sum of all observed values."""
-        return (*self._counts, self._total)
+        """Returns the counts, then the sum of all observed values."""
+        return (*self.counts, self.total)
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Returns Prometheus buckets: (upper bound, number of observations up to it)."""
+        found, sum_so_far = [], 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            sum_so_far += count
+            found.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(sum_so_far)))
+        return found

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from chorale.engine.histogram import STEP_TOKENS, Counts
+from chorale.engine.histogram import STEP_TOKENS, Histogram
 
 # Most stop ids that the sampler itself masks before ``min_tokens``; rows with more get a logits processor.
 EARLY_STOPS = 8
@@ -210,7 +210,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     host_load_seconds: float = 0.0
     # Histograms (``engine.histogram``). ``step_tokens``: the sampled tokens of a step, and the prompt tokens,
     # without cached ones, of the prompts that it has completed. Blocks: seconds; empty if not observed.
-    step_tokens: tuple[float, ...] = Counts(STEP_TOKENS).values
+    step_tokens: tuple[float, ...] = Histogram.empty(STEP_TOKENS).values
     block_lifetimes: tuple[float, ...] = ()
     block_idle: tuple[float, ...] = ()
     block_gaps: tuple[float, ...] = ()

@@ -20,9 +20,9 @@ from chorale.api.telemetry.metric_names import (
     HOST_COUNTERS,
     SLEEP_STATES,
 )
-from chorale.api.telemetry.metric_types import ENGINE_LABELS, Histogram, Labels
+from chorale.api.telemetry.metric_types import ENGINE_LABELS, Labels
 from chorale.client.base import LEFT, EngineInfo
-from chorale.engine.histogram import BLOCK_SECONDS, STEP_TOKENS
+from chorale.engine.histogram import BLOCK_SECONDS, STEP_TOKENS, Histogram
 from chorale.engine.types import EngineStats
 
 COUNTER, GAUGE, HISTOGRAM = CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily

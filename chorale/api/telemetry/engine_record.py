@@ -20,7 +20,7 @@ class EngineRecord:
         """``buckets``: bounds that replace those of ``FAMILIES``."""
         self.labels = labels
         self.series = Series()
-        own = {FAMILIES[name]: tuple(bounds) for name, bounds in buckets.items() if name in FAMILIES}
+        own = {FAMILIES[name]: tuple(bounds) for name, bounds in buckets.items()}
         self.histograms = {
             name: self.series.histogram(name, own.get(bounds, bounds))
             for name, (_, bounds, more) in HISTOGRAMS.items()

@@ -21,11 +21,11 @@ _HTTP = _bounds("0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 120 300")
 # The buckets of prometheus-fastapi-instrumentator, which vLLM uses.
 _HTTP_FINE = _bounds("0.01 0.025 0.05 0.075 0.1 0.25 0.5 0.75 1 1.5 2 2.5 3 3.5 4 4.5 5 7.5 10 30 60")
 
-_FEW = _bounds("1 2 5 10 20")
-# The default buckets of those ``BUCKET_FAMILIES`` that histograms use.
+_FEW, _PREEMPTIONS = _bounds("1 2 5 10 20"), _bounds("1 2 3 4 5 10 20")
+# The default buckets of ``BUCKET_FAMILIES``.
 FAMILIES = {
     "request_latency": _LATENCY, "time_to_first_token": _FIRST, "inter_token_latency": _PER_TOKEN,
-    "request_params_n": _FEW, "request_tokens": _LENGTHS,
+    "request_params_n": _FEW, "request_num_preemptions": _PREEMPTIONS, "request_tokens": _LENGTHS,
 }  # fmt: skip
 
 # fmt: off
@@ -48,7 +48,7 @@ HISTOGRAMS: dict[str, tuple[str, Bounds, Labels]] = {
     "vllm:request_max_num_generation_tokens": ("Output tokens of a request's longest choice", _LENGTHS, ()),
     "vllm:request_params_n": ("Requested number of choices", _FEW, ()),
     "vllm:request_params_max_tokens": ("Requested max_tokens", _LENGTHS, ()),
-    "vllm:request_num_preemptions": ("How often a choice was preempted", _bounds("1 2 3 4 5 10 20"), ()),
+    "vllm:request_num_preemptions": ("How often a choice was preempted", _PREEMPTIONS, ()),
     "http_request_duration_seconds":
         ("Seconds until the last byte of the response was sent", _HTTP, ("handler", "method")),
     "http_request_duration_highr_seconds":

@@ -7,41 +7,14 @@ lock.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable
 
 import msgspec
 
+from chorale.engine.histogram import Histogram
+
 Labels = tuple[str, ...]
 ENGINE_LABELS = ("model_name", "engine")
-
-
-class Histogram(msgspec.Struct):
-    """A histogram. ``counts[i]`` observations fell into bucket ``i``; the last bucket is unbounded."""
-
-    bounds: tuple[float, ...]
-    counts: list[int]
-    total: float = 0.0
-
-    @classmethod
-    def empty(cls, bounds: tuple[float, ...]) -> Histogram:
-        return cls(bounds, [0] * (len(bounds) + 1))
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.total += value * times
-
-    def add(self, other: Histogram) -> None:
-        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
-        self.total += other.total
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        """Returns Prometheus buckets: (upper bound, number of observations up to it)."""
-        found, sum_so_far = [], 0
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            sum_so_far += count
-            found.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(sum_so_far)))
-        return found
 
 
 class Series(msgspec.Struct):

@@ -37,8 +37,9 @@ from chorale.api.telemetry.metric_names import (
     STORE_GAUGES,
     is_http,
 )
-from chorale.api.telemetry.metric_types import Histogram, Labels, Series, total
+from chorale.api.telemetry.metric_types import Labels, Series, total
 from chorale.client.base import EngineView
+from chorale.engine.histogram import Histogram
 from chorale.errors import QueueFullError
 
 if TYPE_CHECKING:

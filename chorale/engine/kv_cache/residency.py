@@ -6,12 +6,11 @@ As in vLLM, a block's life begins with its allocation and ends with the next one
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable
 from itertools import pairwise
+from time import monotonic
 from typing import Any
 
-from chorale.engine.histogram import BLOCK_SECONDS, Counts
+from chorale.engine.histogram import BLOCK_SECONDS, Histogram
 from chorale.engine.kv_cache.blocks import BlockPool
 
 ACCESSES = 4  # of the last accesses of a block, the gaps are observed
@@ -20,17 +19,17 @@ ACCESSES = 4  # of the last accesses of a block, the gaps are observed
 class ObservedPool(BlockPool):
     """A ``BlockPool`` that observes a ``share`` of its blocks, drawn at random at each allocation."""
 
-    __slots__ = ("_clock", "_lives", "_share", "gaps", "idle", "lifetimes")
+    __slots__ = ("_lives", "_share", "gaps", "idle", "lifetimes")
 
-    def __init__(self, *pool: Any, share: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *pool: Any, share: float) -> None:
         super().__init__(*pool)
-        self._share, self._clock = share, clock
+        self._share = share
         self._lives: dict[int, list[float]] = {}  # block -> times of its allocation and its last accesses
-        self.lifetimes, self.idle, self.gaps = (Counts(BLOCK_SECONDS) for _ in range(3))
+        self.lifetimes, self.idle, self.gaps = (Histogram.empty(BLOCK_SECONDS) for _ in range(3))
 
     def allocate(self) -> int:
         block = super().allocate()
-        now, life = self._clock(), self._lives.pop(block, None)
+        now, life = monotonic(), self._lives.pop(block, None)
         if life is not None:
             self.lifetimes.observe(now - life[0])
             self.idle.observe(now - life[-1])
@@ -45,7 +44,7 @@ class ObservedPool(BlockPool):
         life = self._lives.get(block)
         if life is not None:
             del life[1 : len(life) - ACCESSES + 1]
-            life.append(self._clock())
+            life.append(monotonic())
 
     def forget_all(self) -> None:
         super().forget_all()

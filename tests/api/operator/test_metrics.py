@@ -15,10 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from chorale.api.telemetry.metered_client import MeteredClient
 from chorale.api.telemetry.metric_names import SLEEP_STATES
-from chorale.api.telemetry.metric_types import Histogram, Series, total
+from chorale.api.telemetry.metric_types import Series, total
 from chorale.api.telemetry.metrics import Metrics
 from chorale.client.base import LEFT, EngineInfo, EngineStatus
 from chorale.config.options.settings import merge
+from chorale.engine.histogram import Histogram
 from chorale.engine.types import EngineStats, GenerateRequest, SamplingSpec, TokenChunk
 from chorale.errors import ConfigError, EngineDeadError, OverloadedError, QueueFullError
 from tests.support.raw_http import call
@@ -466,7 +467,9 @@ def test_ranks_have_memory_and_exchange_metrics() -> None:
 
 
 def test_the_operator_sets_the_buckets_of_a_family() -> None:
-    metrics = Metrics("demo", buckets={"request_latency": [0.5, 8]})
+    own = {"request_latency": [0.5, 8], "request_num_preemptions": [3]}
+    assert merge(["--custom-histogram-buckets", json.dumps(own)], {}).server.histogram_buckets == own
+    metrics = Metrics("demo", buckets=own)
     lines = metrics.render().decode().splitlines()
 
     def bounds(name: str) -> list[str]:
@@ -474,6 +477,7 @@ def test_the_operator_sets_the_buckets_of_a_family() -> None:
 
     assert bounds("vllm:e2e_request_latency_seconds") == ["0.5", "8.0", "+Inf"]
     assert bounds("vllm:request_queue_time_seconds") == ["0.5", "8.0", "+Inf"]
+    assert bounds("vllm:request_num_preemptions") == ["3.0", "+Inf"]
     assert len(bounds("vllm:time_to_first_token_seconds")) == 23
 
 
@@ -482,5 +486,6 @@ def test_bounds_that_prometheus_cannot_use_stop_the_start(bounds: Any) -> None:
     given = {"request_tokens": bounds}
     with pytest.raises(ConfigError, match="--custom-histogram-buckets: request_tokens"):
         merge(["--custom-histogram-buckets", json.dumps(given)], {})
-    with pytest.raises(ConfigError, match="names of request_latency"):
-        merge(["--custom-histogram-buckets", '{"latency": [1]}'], {})
+    for unknown in ("latency", "kv_cache_residency"):  # the engine's histograms have fixed buckets
+        with pytest.raises(ConfigError, match="names of request_latency"):
+            merge(["--custom-histogram-buckets", json.dumps({unknown: [1]})], {})
