@@ -11,7 +11,6 @@ Runs on the event loop's thread; uses no sockets, and only the clock that is pas
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from chorale.client.shares import Shares
 from chorale.config.engine import ServerConfig
@@ -20,39 +19,18 @@ from chorale.errors import OverloadedError, QueueFullError, RequestError
 
 DEFAULT_QUEUE_FACTOR = 4  # choices that may wait, per choice that may run
 RETRY_AFTER_MIN, RETRY_AFTER_MAX = 1.0, 60.0  # seconds
+NO_LIMITS = ServerConfig()
 RATE_MEMORY = 0.8  # weight of the previous completion rate at each tick
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueLimits:
-    """The operator's limits, for all engines and API processes together. ``num_processes`` share them."""
-
-    max_queued_requests: int | None = None  # choices that wait; beyond it 429
-    max_num_queued_reqs: int | None = None  # choices that run or wait; beyond it 503, as in vLLM
-    max_num_queued_tokens: int | None = None  # prompt tokens that wait; from it on 503, as in vLLM
-    num_processes: int = 1
-
-    @classmethod
-    def of(cls, server: ServerConfig) -> QueueLimits:
-        return cls(
-            max_queued_requests=server.max_queued_requests,
-            max_num_queued_reqs=server.max_num_queued_reqs,
-            max_num_queued_tokens=server.max_num_queued_tokens,
-            num_processes=server.api_server_count,
-        )
-
-    def capacity(self, max_num_seqs: int) -> int:
-        """Return how many choices may run or wait on engines that run ``max_num_seqs``. Without any limit,
-        four may wait for each that may run."""
-        waiting, total = self.max_queued_requests, self.max_num_queued_reqs
-        if waiting is None and total is not None:
-            return total
-        most = max_num_seqs + (DEFAULT_QUEUE_FACTOR * max_num_seqs if waiting is None else waiting)
-        return most if total is None else min(most, total)
-
-    def share(self, total: int) -> int:
-        """Return the part of a limit that one process may use: at least 1, unless nothing is allowed."""
-        return max(total // self.num_processes, min(total, 1))
+def capacity(limits: ServerConfig, max_num_seqs: int) -> int:
+    """Return how many choices may run or wait on engines that run ``max_num_seqs``. Without any limit, four
+    may wait for each that may run."""
+    waiting, total = limits.max_queued_requests, limits.max_num_queued_reqs
+    if waiting is None and total is not None:
+        return total
+    most = max_num_seqs + (DEFAULT_QUEUE_FACTOR * max_num_seqs if waiting is None else waiting)
+    return most if total is None else min(most, total)
 
 
 class Admission:
@@ -62,8 +40,9 @@ class Admission:
     processes share the engines: an idle process may fill the whole server with one request.
     """
 
-    def __init__(self, clock: Callable[[], float], limits: QueueLimits | None = None) -> None:
-        self.limits = limits or QueueLimits()
+    def __init__(self, clock: Callable[[], float], limits: ServerConfig = NO_LIMITS) -> None:
+        """``limits``: those of all engines and API processes together, which share them."""
+        self.limits = limits
         self.capacity: int | None = None
         self.most: int | None = None
         self.num_in_flight = 0
@@ -80,7 +59,7 @@ class Admission:
     def set_capacity(self, total: int) -> None:
         """``total``: number of choices that the engines may run and queue for all clients."""
         self.most = max(total, 1)
-        self.capacity = self.limits.share(total)
+        self.capacity = self._share(total)
         self._is_overload = total == self.limits.max_num_queued_reqs
 
     @property
@@ -127,6 +106,10 @@ class Admission:
         self.forget(1, owner)
         self._num_ended += 1
 
+    def _share(self, total: int) -> int:
+        """Return the part of a limit that this process may use: at least 1, unless nothing is allowed."""
+        return max(total // self.limits.api_server_count, min(total, 1))
+
     def _require_room(self, num_choices: int, owner: Owner, param: str = "n") -> None:
         if self.most is not None and num_choices > self.most:
             raise RequestError(
@@ -148,7 +131,7 @@ class Admission:
                 raise OverloadedError(text, code="max_num_queued_reqs", retry_after=after)
             raise QueueFullError(text, retry_after=after)
         most = self.limits.max_num_queued_tokens
-        if most is not None and self.num_prompt_tokens >= self.limits.share(most):
+        if most is not None and self.num_prompt_tokens >= self._share(most):
             raise OverloadedError(
                 f"{self.num_prompt_tokens} prompt tokens wait to be computed",
                 code="max_num_queued_tokens",

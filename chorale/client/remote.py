@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from chorale.client.admission import Admission, QueueLimits
+from chorale.client.admission import NO_LIMITS, Admission, capacity
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.in_flight import InFlightRequests
 from chorale.client.routing.follower import Follower
@@ -46,6 +46,7 @@ from chorale.client.wire.messages import (
     Unregister,
     local_address,
 )
+from chorale.config.engine import ServerConfig
 from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import NOBODY, EngineStats, GenerateRequest, Owner
 from chorale.errors import (
@@ -87,7 +88,7 @@ class RemoteClient:
         self,
         where: str | Path | EngineAddress,
         *,
-        queue: QueueLimits | None = None,
+        queue: ServerConfig = NO_LIMITS,
         limits: ClientLimits | None = None,
         on_status: Callable[[EngineStatus], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -244,7 +245,7 @@ class RemoteClient:
         self._engine_id, self._info = engine_id, info
         if self._owns_admission:
             admission = self._in_flight.admission
-            admission.set_capacity(admission.limits.capacity(info.max_num_seqs))
+            admission.set_capacity(capacity(admission.limits, info.max_num_seqs))
         self._connection.connect()
         self._follow()
 

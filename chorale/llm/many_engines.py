@@ -15,12 +15,11 @@ import random
 import threading
 from collections.abc import Iterable, Sequence
 
-from chorale.client.admission import QueueLimits
 from chorale.client.base import EngineInfo, EngineView
 from chorale.client.fleet.fixed_members import FixedFleet
 from chorale.client.remote import ClientLimits
 from chorale.client.stream import RequestStream
-from chorale.config.engine import EngineConfig
+from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import EngineStats, GenerateRequest
 from chorale.errors import ConfigError, EngineDeadError
@@ -162,7 +161,7 @@ class ManyEngines:
             self._monitors = tuple(EngineMonitor(each) for each in starts)
             self._client = FixedFleet(
                 [each.directory for each in starts],
-                queue=QueueLimits(max_queued_requests=_QUEUED),
+                queue=ServerConfig(max_queued_requests=_QUEUED),
                 limits=ClientLimits(slow_reader_patience=float("inf")),
                 patience=None,
                 # Seeds are drawn in the order of prompts, as in a single engine.

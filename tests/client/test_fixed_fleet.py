@@ -10,10 +10,10 @@ import random
 
 import pytest
 
-from chorale.client.admission import QueueLimits
 from chorale.client.fleet.fixed_members import FixedFleet
 from chorale.client.fleet.members import SLICE
 from chorale.client.wire.messages import ClientExpired
+from chorale.config.engine import ServerConfig
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.errors import (
     ConflictError,
@@ -227,7 +227,7 @@ async def test_without_any_engine_new_requests_are_refused_and_those_in_flight_w
 
 async def test_the_queue_limit_counts_all_engines_and_reservations_admit_all_or_none() -> None:
     behaviour = Behaviour(step_seconds=0.005, max_num_seqs=2)
-    async with replica_rig(2, behaviour, queue=QueueLimits(max_queued_requests=2)) as rig:
+    async with replica_rig(2, behaviour, queue=ServerConfig(max_queued_requests=2)) as rig:
         client = rig.client  # room for 2 + 2 + 2
         assert client.info.max_num_seqs == 2
         streams = [client.submit(request(f"r{i}", 50_000)) for i in range(4)]
@@ -282,7 +282,7 @@ async def test_a_client_that_expired_follows_the_engine_again() -> None:
 
 async def test_a_failed_engine_no_longer_counts_in_the_capacity() -> None:
     behaviour = Behaviour(step_seconds=0.005, max_num_seqs=2)
-    async with replica_rig(2, behaviour, queue=QueueLimits(max_queued_requests=2)) as rig:
+    async with replica_rig(2, behaviour, queue=ServerConfig(max_queued_requests=2)) as rig:
         client = rig.client
         stream = client.submit(request("r", 50_000))
         await anext(stream)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from chorale.client.admission import RETRY_AFTER_MAX, Admission, QueueLimits
+from chorale.client.admission import RETRY_AFTER_MAX, Admission, capacity
 from chorale.client.in_flight import InFlightRequests
 from chorale.client.stream import RequestStream
+from chorale.config.engine import ServerConfig
 from chorale.engine.types import NOBODY, GenerateRequest, Owner, SamplingSpec, TokenChunk
 from chorale.errors import EngineDeadError, OverloadedError, QueueFullError, RequestError
 
@@ -110,9 +111,9 @@ def test_a_reservation_admits_several_requests_or_none() -> None:
 
 def limited(**limits: int) -> InFlightRequests:
     """Limits of a server whose engines run 4 choices at once."""
-    queue = QueueLimits(**limits)
+    queue = ServerConfig(**limits)
     in_flight = InFlightRequests(Clock(), Admission(Clock(), queue))
-    in_flight.admission.set_capacity(queue.capacity(4))
+    in_flight.admission.set_capacity(capacity(queue, 4))
     return in_flight
 
 
@@ -124,10 +125,10 @@ def limited(**limits: int) -> InFlightRequests:
         ({"max_num_queued_reqs": 30}, 30, 503, "max_num_queued_reqs"),  # instead of the default of 20
         ({"max_num_queued_reqs": 30, "max_queued_requests": 2}, 6, 429, "rate_limit_exceeded"),
         ({"max_num_queued_reqs": 5, "max_queued_requests": 2}, 5, 503, "max_num_queued_reqs"),
-        ({"max_num_queued_reqs": 6, "num_processes": 2}, 3, 503, "max_num_queued_reqs"),
+        ({"max_num_queued_reqs": 6, "api_server_count": 2}, 3, 503, "max_num_queued_reqs"),
         ({"max_num_queued_reqs": 0}, 0, 503, "max_num_queued_reqs"),
         ({"max_num_queued_tokens": 3}, 3, 503, "max_num_queued_tokens"),  # prompts of one token
-        ({"max_num_queued_tokens": 6, "num_processes": 2}, 3, 503, "max_num_queued_tokens"),
+        ({"max_num_queued_tokens": 6, "api_server_count": 2}, 3, 503, "max_num_queued_tokens"),
         ({"max_num_queued_tokens": 0}, 0, 503, "max_num_queued_tokens"),
     ],
 )
@@ -202,7 +203,7 @@ def test_shares_are_proportional_to_weights_and_at_least_one() -> None:
 
 
 def test_processes_share_the_capacity_but_an_idle_one_may_exceed_its_share() -> None:
-    in_flight = limited(num_processes=2)
+    in_flight = limited(api_server_count=2)
     in_flight.admission.set_capacity(8)
     in_flight.admit(asked("a"), no_close)
     with pytest.raises(QueueFullError):

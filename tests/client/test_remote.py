@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from chorale.client.admission import QueueLimits
 from chorale.client.remote import ClientLimits, RemoteClient
+from chorale.config.engine import ServerConfig
 from chorale.errors import (
     ConflictError,
     EngineDeadError,
@@ -86,7 +86,7 @@ async def test_closing_a_stream_aborts_its_request() -> None:
 
 
 async def test_a_full_queue_refuses_requests_with_retry_after() -> None:
-    queue = QueueLimits(max_queued_requests=2)
+    queue = ServerConfig(max_queued_requests=2)
     async with rig(Behaviour(step_seconds=0.005, max_num_seqs=4), queue=queue) as r:
         streams = [r.client.submit(request(f"r{i}", 50_000)) for i in range(5)]
         with pytest.raises(QueueFullError) as full:
@@ -229,9 +229,9 @@ async def test_two_clients_do_not_see_each_others_tokens() -> None:
 
 
 async def test_two_processes_share_the_capacity_of_the_engine() -> None:
-    queue = QueueLimits(max_queued_requests=2)
+    queue = ServerConfig(max_queued_requests=2)
     async with rig(Behaviour(step_seconds=0.005, max_num_seqs=2), queue=queue) as r:
-        half = RemoteClient(r.directory, queue=QueueLimits(max_queued_requests=2, num_processes=2))
+        half = RemoteClient(r.directory, queue=ServerConfig(max_queued_requests=2, api_server_count=2))
         half.start()
         try:
             await until(lambda: half.status.state == "ready", "the second client is ready")

@@ -13,10 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from chorale.client.admission import QueueLimits
+from chorale.client.admission import capacity
 from chorale.client.base import Core, EngineInfo, EngineStatus
 from chorale.client.in_flight import InFlightRequests
 from chorale.client.stream import RequestStream
+from chorale.config.engine import ServerConfig
 from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import NOBODY, EngineStats, GenerateRequest, Owner, TokenChunk
 from chorale.errors import EngineDeadError, EngineError
@@ -34,8 +35,8 @@ class LocalClient:
         times ``max_num_seqs``."""
         self._core, self._info = core, info
         self._in_flight = InFlightRequests(time.monotonic)
-        limits = QueueLimits(max_queued_requests=max_queued_requests)
-        self._in_flight.admission.set_capacity(limits.capacity(info.max_num_seqs))
+        limits = ServerConfig(max_queued_requests=max_queued_requests)
+        self._in_flight.admission.set_capacity(capacity(limits, info.max_num_seqs))
         self._status = EngineStatus("ready")
         self._stats = core.stats()
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()

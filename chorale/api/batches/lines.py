@@ -15,7 +15,7 @@ from chorale.api.http.responses import error_response
 from chorale.api.responses.endpoint import routes as response_routes
 from chorale.api.state import Lifecycle, ServerState
 from chorale.api.telemetry.metered_client import MeteredClient
-from chorale.client.admission import QueueLimits
+from chorale.client.admission import capacity
 from chorale.errors import ChoraleError
 from chorale.jobs.execute import AppSender
 from chorale.jobs.line import ENDPOINTS
@@ -75,7 +75,7 @@ def make_runner(state: ServerState, service: BatchService) -> BatchRunner:
             return 0
         rows = state.client.info.max_num_seqs
         # Lines count towards the server's admission limit, so leave most of it to other requests.
-        admitted = QueueLimits.of(state.config).capacity(rows)
+        admitted = capacity(state.config, rows)
         most = min(state.config.batch_max_concurrency or rows, admitted // 4)
         return max(1, most // state.config.api_server_count)
 

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from chorale.client.admission import QueueLimits
+from chorale.client.admission import NO_LIMITS
 from chorale.client.fleet.fleet import FleetClient
 from chorale.client.fleet.members import Ticket
 from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits
 from chorale.client.wire.messages import local_address
+from chorale.config.engine import ServerConfig
 from chorale.errors import EngineDeadError
 
 
@@ -46,7 +47,7 @@ class FixedFleet(FleetClient):
         self,
         directories: Sequence[str | Path],
         *,
-        queue: QueueLimits | None = None,
+        queue: ServerConfig = NO_LIMITS,
         limits: ClientLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         patience: float | None = 60.0,

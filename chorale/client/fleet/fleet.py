@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from chorale.client.admission import Admission, QueueLimits
+from chorale.client.admission import NO_LIMITS, Admission, capacity
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.continuation import Continuation
 from chorale.client.fleet.members import Member, Members, Slot, Ticket
@@ -28,6 +28,7 @@ from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits, RemoteClient
 from chorale.client.stream import RequestStream
 from chorale.client.summary import add_stats, merge_info, merge_outcomes, merge_status
 from chorale.client.wire.messages import EngineAddress
+from chorale.config.engine import ServerConfig
 from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import NOBODY, SEED_BITS, EngineStats, GenerateRequest, Owner, TokenChunk
 from chorale.errors import ChoraleError, ConflictError, EngineDeadError, EngineError, EngineLoadingError
@@ -54,7 +55,7 @@ class FleetClient:
         self,
         make_assigner: Callable[[FleetClient], Assigner],
         *,
-        queue: QueueLimits | None = None,
+        queue: ServerConfig = NO_LIMITS,
         limits: ClientLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         patience: float | None = 60.0,
@@ -338,7 +339,7 @@ class FleetClient:
             return
         self._info = merge_info([remote.info for remote in known])
         up, most = (
-            self._admission.limits.capacity(sum(each.info.max_num_seqs for each in group))
+            capacity(self._admission.limits, sum(each.info.max_num_seqs for each in group))
             for group in (self.members.up or known, known)
         )
         self._admission.set_capacity(up)

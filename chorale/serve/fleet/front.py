@@ -11,7 +11,6 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chorale.api.http.middleware import HttpMiddleware
-from chorale.client.admission import QueueLimits
 from chorale.client.fleet.fleet import FleetClient
 from chorale.serve.bootstrap import ApiStart
 from chorale.serve.fleet.assigner import ASSIGNERS, RayAssigner
@@ -42,7 +41,7 @@ class Front:
         handle, server = self._engine, self._start.server
         client = FleetClient(
             functools.partial(RayAssigner, handle),
-            queue=QueueLimits.of(replace(server, api_server_count=1)),
+            queue=replace(server, api_server_count=1),
             patience=server.ray_assign_timeout,
             most_moves=server.ray_max_moves,
         )

@@ -20,7 +20,6 @@ from chorale.api.responses.background.resume import Resumer
 from chorale.api.state import ServerState
 from chorale.api.telemetry.metrics import Metrics
 from chorale.api.telemetry.throughput import log_throughput
-from chorale.client.admission import QueueLimits
 from chorale.client.base import EngineClient
 from chorale.client.fleet.fixed_members import FixedFleet
 from chorale.client.remote import RemoteClient
@@ -46,7 +45,7 @@ COLLECTOR = (10_000, 20, 100)
 
 def make_client(start: ApiStart) -> RemoteClient | FixedFleet:
     """Returns a client. Each API process may queue its share of the server's limits."""
-    queue = QueueLimits.of(start.server)
+    queue = start.server  # its limits
     if not start.engine_directories:
         return RemoteClient(start.directory, queue=queue)
     return FixedFleet(

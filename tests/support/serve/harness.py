@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chorale.client.admission import QueueLimits
+from chorale.client.admission import NO_LIMITS
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.remote import ClientLimits, RemoteClient
+from chorale.config.engine import ServerConfig
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, choice_seed
 from chorale.serve.bootstrap import EngineStart, make_directory
 from chorale.serve.engine_monitor import EngineMonitor
@@ -97,7 +98,7 @@ async def rig(
     watch: WatchLimits | None = None,
     client: ClientLimits | None = None,
     client_timeout: float = 10.0,
-    queue: QueueLimits | None = None,
+    queue: ServerConfig = NO_LIMITS,
     wait: bool = True,
 ) -> AsyncIterator[Rig]:
     """Start an engine process under a monitor and connect a client; end both after the block."""
