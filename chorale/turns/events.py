@@ -146,7 +146,7 @@ class TurnProgress:
 
     token_ids: tuple[int, ...]
     usage: Usage  # a copy
-    logprobs: tuple[TokenLogprobs, ...] = ()  # raw completions only: one for each token, if requested
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +221,11 @@ class FoldedItem:
 class Fold:
     """Folds the events of one choice into the non-streaming result. Feed it every event, in order."""
 
-    __slots__ = ("ended", "items")
+    __slots__ = ("ended", "items", "scores")
 
     def __init__(self) -> None:
         self.items: list[FoldedItem] = []
+        self.scores: list[TokenLogprobs] = []  # of all tokens, with ``TurnRequest.progress``
         self.ended: TurnEnded | None = None
 
     def add(self, events: Iterable[OutputEvent]) -> None:
@@ -245,6 +246,8 @@ class Fold:
                 item = self._open_item(event.index)
                 item.status, item.token_ids = event.status, event.token_ids
                 item.text, item._parts = "".join(item._parts), []
+            elif isinstance(event, TurnProgress):
+                self.scores += event.logprobs
             elif isinstance(event, Cited):
                 self._open_item(event.index).citations.append(event.citation)
             elif isinstance(event, ToolOutcome):

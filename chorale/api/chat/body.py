@@ -73,8 +73,10 @@ def _annotations(items: Sequence[FoldedItem]) -> list[dict[str, Any]]:
 
 
 def _logprobs(answer: Answer, fold: Fold) -> dict[str, Any] | None:
-    """Returns the log-probabilities of the tokens of ``content`` only."""
+    """Returns the log-probabilities of the tokens of ``content``, or one for each of ``token_ids``."""
     if answer.num_logprobs is None:
         return None
-    entries = [entry for item in fold.items if item.kind == "message" for entry in item.logprobs]
+    entries = fold.scores or [
+        entry for item in fold.items if item.kind == "message" for entry in item.logprobs
+    ]
     return answer.logprobs.chat(entries, answer.num_logprobs)

@@ -100,7 +100,8 @@ def turn_of(
         parallel_tool_calls=chat.parallel_tool_calls,
         stream_interval=state.config.stream_interval if chat.stream else None,
         prefill_token_ids=header,
-        progress=chat.stream and (wants_continuous_usage(chat.stream_options) or chat.return_token_ids),
+        progress=(chat.stream and wants_continuous_usage(chat.stream_options))
+        or (chat.return_token_ids and (chat.stream or chat.logprobs)),
         cache_salt=salt,
         tools=tools,
     )

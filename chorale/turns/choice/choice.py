@@ -108,6 +108,8 @@ class Choice:
             token = token_ids[position]
             sampled.append(token)
             entry = logprobs[position] if logprobs is not None else None
+            if entry is not None and self._request.progress:
+                out.scores.append(entry)
             text = reader.parser.read_text((token,))
             if text is not None:
                 self._on_content(text, [(token, entry)])
@@ -116,6 +118,8 @@ class Choice:
             if self._need is not None:
                 return self._need
         sampled.extend(token_ids[num_shown:])
+        if logprobs is not None and self._request.progress:
+            out.scores += logprobs[num_shown:]
         out.usage.output_tokens = len(sampled)
         return self._need if chunk.finish_reason is None else self._on_finish(chunk)
 

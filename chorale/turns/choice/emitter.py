@@ -34,7 +34,7 @@ class Emitter:
         """``interval``: tokens between two takes after the first; ``progress``: emit ``TurnProgress``."""
         self.usage = Usage(input_tokens=num_prompt_tokens)
         self.sampled: list[int] = []  # every sampled token, headers and terminators included
-        self.scores: list[TokenLogprobs] = []  # of raw completions: of the tokens since the last take
+        self.scores: list[TokenLogprobs] = []  # of the tokens since the last take, with ``progress``
         self.item: OpenItem | None = None
         self.ended = False
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None

@@ -183,6 +183,21 @@ async def test_all_token_ids_are_returned_on_request() -> None:
     assert streamed == ids(ANSWER)
 
 
+async def test_each_returned_token_id_has_a_logprob() -> None:
+    """Training clients score all of ``token_ids``: reasoning, headers and the end too."""
+    async with served(playing(ANSWER, with_logprobs=True)) as server:
+        asked = {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs": True}
+        body, chunks = await both(server, **asked)
+        limited = (await server.chat(**asked, stop="there")).json()
+    entries = body["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == [f"token_id:{token}" for token in ids(ANSWER)]
+    for choice in [c for chunk in chunks for c in chunk["choices"]]:
+        assert len((choice["logprobs"] or {"content": []})["content"]) == len(choice.get("token_ids", []))
+    assert fold_chat(chunks)[0]["logprobs"] == entries
+    [choice] = limited["choices"]
+    assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) < len(entries)
+
+
 async def test_the_stop_reason_is_the_stop_string() -> None:
     async with served(playing(ANSWER)) as server:
         body, chunks = (
