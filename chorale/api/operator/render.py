@@ -125,6 +125,7 @@ def _rendered(
         "priority": turn.priority,
         "kv_transfer_params": None,
         "parse_context": None if turn.rules.raw else _context(asked, turn),
+        "reasoning_ended": False,  # a constraint applies after the reasoning, as in the endpoint asked
     }
 
 

@@ -72,6 +72,7 @@ def check_request(found: dict[str, Any], request: Any, body: dict[str, Any]) -> 
     assert found["stream_options"] == body.get("stream_options")
     assert found["model"] == "demo"
     assert (found["features"], found["kv_transfer_params"]) == (None, None)
+    assert found["reasoning_ended"] is False
     for name in ("n", "temperature", "top_p", "max_tokens", "seed", "logprobs"):
         assert sampling[name] == getattr(request.sampling, name)
     assert sampling["stop"] == body.get("stop", [])
