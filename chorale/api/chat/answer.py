@@ -25,6 +25,7 @@ class Answer:
     num_logprobs: int | None
     logprobs: LogprobsWriter
     return_token_ids: bool
+    scores_all: bool  # log-probabilities are of all tokens, not of the content only
     metrics: ShownMetrics
     fingerprint: str | None
     legacy_call: bool  # the request has ``functions``, so return ``function_call``
@@ -41,6 +42,7 @@ class Answer:
             num_logprobs=chat.num_logprobs,
             logprobs=LogprobsWriter(state.vocab, chat.return_tokens_as_token_ids),
             return_token_ids=chat.return_token_ids,
+            scores_all=chat.return_token_ids and chat.include_reasoning,
             metrics=state.shown_metrics(),
             fingerprint=state.fingerprint,
             legacy_call=bool(chat.functions) and not chat.tools,

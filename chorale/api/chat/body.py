@@ -76,7 +76,6 @@ def _logprobs(answer: Answer, fold: Fold) -> dict[str, Any] | None:
     """Returns the log-probabilities of the tokens of ``content``, or one for each of ``token_ids``."""
     if answer.num_logprobs is None:
         return None
-    entries = fold.scores or [
-        entry for item in fold.items if item.kind == "message" for entry in item.logprobs
-    ]
+    content = [entry for item in fold.items if item.kind == "message" for entry in item.logprobs]
+    entries = fold.scores if answer.scores_all else content
     return answer.logprobs.chat(entries, answer.num_logprobs)

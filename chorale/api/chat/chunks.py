@@ -172,7 +172,7 @@ class ChunkWriter:
 
     def _logprobs(self, kind: ItemKind, delta: ItemDelta) -> dict[str, Any] | None:
         num_top = self._answer.num_logprobs
-        if kind != "message" or num_top is None or not delta.logprobs or self._answer.return_token_ids:
+        if kind != "message" or num_top is None or not delta.logprobs or self._answer.scores_all:
             return None
         return self._answer.logprobs.chat(delta.logprobs, num_top)
 
@@ -204,7 +204,7 @@ class ChunkWriter:
         if self._answer.return_token_ids:
             choice["token_ids"] = [] if progress is None else list(progress.token_ids)
             num_top = self._answer.num_logprobs
-            if num_top is not None and progress is not None and progress.logprobs:
+            if self._answer.scores_all and num_top is not None and progress is not None and progress.logprobs:
                 choice["logprobs"] = self._answer.logprobs.chat(progress.logprobs, num_top)
         if self._usage is not None:
             chunk["usage"] = usage_object(self._usage)

@@ -189,6 +189,7 @@ async def test_each_returned_token_id_has_a_logprob() -> None:
         asked = {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs": True}
         body, chunks = await both(server, **asked)
         limited = (await server.chat(**asked, stop="there")).json()
+        hidden = await both(server, **asked, include_reasoning=False)
     entries = body["choices"][0]["logprobs"]["content"]
     assert [entry["token"] for entry in entries] == [f"token_id:{token}" for token in ids(ANSWER)]
     for choice in [c for chunk in chunks for c in chunk["choices"]]:
@@ -196,6 +197,8 @@ async def test_each_returned_token_id_has_a_logprob() -> None:
     assert fold_chat(chunks)[0]["logprobs"] == entries
     [choice] = limited["choices"]
     assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) < len(entries)
+    for found in (hidden[0]["choices"][0]["logprobs"]["content"], fold_chat(hidden[1])[0]["logprobs"]):
+        assert [entry["token"] for entry in found] == [f"token_id:{token}" for token in ids("Hello there.")]
 
 
 async def test_the_stop_reason_is_the_stop_string() -> None:
