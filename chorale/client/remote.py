@@ -213,7 +213,6 @@ class RemoteClient:
 
     def mark_failed(self, message: str) -> None:
         """Called when the supervisor gives up: no engine will be started again."""
-        self._stats = without_gauges(self._stats)
         self._lose_engine("failed", message)
 
     # ------------------------------------------------------------------ messages from the engine
@@ -296,7 +295,7 @@ class RemoteClient:
             self._lose_engine("dead", "the engine process ended")
 
     def _lose_engine(self, state: Literal["dead", "failed"], message: str) -> None:
-        self._engine_id = ""
+        self._engine_id, self._stats = "", without_gauges(self._stats)
         self._connection.disconnect()
         if self._follower is not None:
             self._follower.begin()

@@ -164,6 +164,7 @@ def test_kill_9_of_the_engine_fails_streams_at_once_and_service_returns(loop: st
             assert len({id(e) for e in results}) == 50  # tracebacks are not shared
             assert {(e.status, e.code) for e in results} == {(503, "engine_restarted")}
             assert r.client.status.state == "dead"  # the streams did not wait for the next engine
+            assert r.client.stats.num_running == 0
             with pytest.raises(EngineDeadError):
                 r.client.submit(request("now"))
             await r.ready()

@@ -168,7 +168,7 @@ async def server_info(state: ServerState, request: Request) -> Response:
     variables = {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith(("VLLM_", "CHORALE_")) and not _SECRET.search(name)
+        if name.startswith(("VLLM_", "CHORALE_")) and not _SECRET.search(name) and "@" not in value
     }
     config = text if form == "text" else sections
     system = await asyncio.to_thread(_system)
