@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, choice_seed
+from chorale.config.seeds import choice_seed
+from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
 
 
 @dataclass(frozen=True, slots=True)

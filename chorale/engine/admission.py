@@ -14,9 +14,10 @@ from itertools import count
 import numpy as np
 
 from chorale.config.sampling_fields import MAX_LOGPROB_TOKEN_IDS, SAMPLING_FIELDS
+from chorale.config.seeds import SEED_BITS, choice_seed
 from chorale.engine.kv_cache.hashing import root_hash, salted_root
 from chorale.engine.sequence import RequestState, Sequence
-from chorale.engine.types import SEED_BITS, EngineLimits, GenerateRequest, SamplingSpec, choice_seed
+from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec
 
 # Added to the priority of batch work, so that under every policy all other requests go first.
 BATCH = 2**40

@@ -11,7 +11,6 @@ dataclasses of numpy arrays (small enough to broadcast to ranks).
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -46,21 +45,6 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 ALL_FORBIDDEN = "every token was forbidden by the request's own constraints (grammar, allowed ids, bad words)"
 
 
-SEED_BITS = 63  # seeds fit a signed 64-bit integer on the device
-_SEED_MASK: int = 2**SEED_BITS - 1
-
-
-def choice_seed(seed: int, index: int) -> int:
-    """Returns the seed of choice ``index`` of a request.
-
-    It is a hash, so that requests with neighbouring seeds share no choices.
-    """
-    if index == 0:
-        return seed & _SEED_MASK
-    digest = hashlib.blake2b(b"%d %d" % (seed, index), digest_size=8).digest()
-    return int.from_bytes(digest, "little") & _SEED_MASK
-
-
 class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The sampling parameters of one request; token ids only (text-level stops live above the engine).
 
@@ -82,7 +66,7 @@ class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     max_tokens: int | None = None  # None: up to max_model_len
     ignore_eos: bool = False  # the model's own stop ids do not stop; ``stop_token_ids`` still do
     stop_token_ids: tuple[int, ...] = ()  # in addition to the model's stop ids
-    seed: int | None = None  # None: drawn by the engine. See ``choice_seed``.
+    seed: int | None = None  # None: drawn by the engine. See ``config/seeds.py``.
     logprobs: int | None = None  # top alternatives per sampled token (0: the sampled token only)
     prompt_logprobs: int | None = None  # the same for each prompt token except the first
     routed_experts_start: int | None = None  # first position whose routed experts are returned; None: none

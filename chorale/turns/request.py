@@ -14,7 +14,8 @@ from typing import Protocol
 import msgspec
 
 from chorale.client.base import EngineInfo
-from chorale.engine.types import GenerateRequest, SamplingSpec, choice_seed
+from chorale.config.seeds import choice_seed
+from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.errors import unsupported
 from chorale.grammar.checker import GrammarChecker
 from chorale.grammar.constraint import Constraint

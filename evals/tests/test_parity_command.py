@@ -158,7 +158,7 @@ def test_progress_is_shown_in_lines_without_a_terminal(capsys: pytest.CaptureFix
     line.show(lambda: "40 %")  # too early: prints nothing
     line.show(lambda: f"100 %, {line.left(1, 1)}", last=True)
     Line(quiet=True).show(lambda: "not shown", last=True)
-    assert capsys.readouterr().err == "100 %, about 0 s left\n"
+    assert capsys.readouterr().err == "100 %, about 0:00:00 left\n"
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ import zmq
 from chorale.client.base import EngineStatus
 from chorale.client.wire import curve
 from chorale.client.wire.messages import EngineAddress
-from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, choice_seed
+from chorale.config.seeds import choice_seed
+from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
 from chorale.errors import EngineDeadError, EngineLoadingError, QueueFullError
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.fleet_rig import FleetRig, fleet_rig

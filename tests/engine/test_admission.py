@@ -8,8 +8,9 @@ import pytest
 
 from chorale.api.limits import LIMITS, SIZES
 from chorale.client.continuation import continued
+from chorale.config.seeds import choice_seed
 from chorale.engine.admission import _RANGES, sampling_fault
-from chorale.engine.types import GenerateRequest, SamplingSpec, choice_seed
+from chorale.engine.types import GenerateRequest, SamplingSpec
 
 
 @pytest.mark.parametrize("name", sorted(set(_RANGES) & set(LIMITS)))

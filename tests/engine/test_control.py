@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from chorale.config.seeds import choice_seed
 from chorale.engine.commands import Command, Outcome
 from chorale.engine.core import EngineCore
-from chorale.engine.types import StepPlan, TokenChunk, choice_seed
+from chorale.engine.types import StepPlan, TokenChunk
 from chorale.errors import ConflictError
 from chorale.testing.fake_executor import FakeHandle
 from tests.support.engine.integrity import check_integrity

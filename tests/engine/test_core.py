@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from chorale.config.seeds import choice_seed
 from chorale.engine.core import EngineCore
-from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, choice_seed
+from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec
 from chorale.errors import ConfigError, EngineError
 from chorale.testing.fake_executor import FakeExecutor, FakeModel
 from tests.support.engine.integrity import check_integrity

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from chorale.engine.types import StepPlan, choice_seed
+from chorale.config.seeds import choice_seed
+from chorale.engine.types import StepPlan
 from tests.support.engine.recording import Engine, ends, tokens_by_choice
 
 

@@ -71,7 +71,9 @@ def sampled_logprobs(vocab: int) -> Any:
     """A stand-in for ``Sampler.logprobs`` whose alternatives are ``SAMPLED`` ids, the same everywhere."""
     ids = np.random.default_rng(7).choice(vocab, SAMPLED, replace=False)
 
-    def gather(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
+    def gather(
+        logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, named: torch.Tensor | None = None
+    ) -> LogprobTensors:
         places = torch.from_numpy(ids).to(logits.device).expand(len(logits), -1)[:, :num_top]
         total = logits.double().logsumexp(-1, keepdim=True).float()
         own = (logits.gather(1, token_ids.unsqueeze(1)) - total).squeeze(1)

@@ -15,7 +15,8 @@ import torch
 
 from chorale import LLM, SamplingParams
 from chorale.config.engine import EngineConfig
-from chorale.engine.types import TokenChunk, choice_seed
+from chorale.config.seeds import choice_seed
+from chorale.engine.types import TokenChunk
 from chorale.errors import ConfigError, ContextLengthError, EngineDeadError, EngineError
 from chorale.harmony.vocab import (
     CALL,

@@ -69,5 +69,5 @@ def test_arguments_of_vllm_set_the_host_memory() -> None:
         assert llm.info.host_kv_bytes <= 0.05 * 2**30
     with pytest.raises(ConfigError, match="the only backend is native"):
         LLM("demo", kv_offloading_backend="lmcache")
-    with pytest.raises(ConfigError, match="0 or more GiB"):
+    with pytest.raises(ConfigError, match="kv_offloading_size must be at least 0"):
         LLM("demo", kv_offloading_size=-1.0)

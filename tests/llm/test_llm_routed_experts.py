@@ -18,7 +18,7 @@ def generate(llm: LLM, prompt: list[int], **fields: Any) -> Any:
     return llm.generate(prompt_token_ids=prompt, sampling_params=params, use_tqdm=False)[0]
 
 
-@pytest.mark.parametrize("num_engines", [1, 2])
+@pytest.mark.parametrize("num_engines", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_outputs_have_the_experts_of_one_prefill(num_engines: int) -> None:
     """Prompt and output as one prompt give the same experts, computed at once and without the cache."""
     options: dict[str, Any] = {"num_threads": 1, "max_model_len": 512, "data_parallel_size": num_engines}

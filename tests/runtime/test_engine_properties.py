@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.engine.types import TokenLogprobs, choice_seed
+from chorale.config.seeds import choice_seed
+from chorale.engine.types import TokenLogprobs
 from chorale.errors import EngineError
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import config_json

@@ -269,8 +269,6 @@ def test_a_pool_without_blocks_is_an_error() -> None:
     ("asked", "word"),
     [
         ({"tensor_parallel_size": 3}, "tensor-parallel-size"),
-        ({"max_model_len": 1}, "max-model-len"),
-        ({"num_threads": -1}, "num-threads"),
         ({"max_model_len": 200_000}, "131072"),
     ],
 )

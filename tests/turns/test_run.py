@@ -7,7 +7,8 @@ import re
 import pytest
 
 from chorale.client.base import EngineStatus
-from chorale.engine.types import SamplingSpec, TokenChunk, choice_seed
+from chorale.config.seeds import choice_seed
+from chorale.engine.types import SamplingSpec, TokenChunk
 from chorale.errors import EngineDeadError, EngineLoadingError, QueueFullError
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.turns.events import Fold, ItemClosed, ItemDelta, ItemOpened, TurnEnded, TurnProgress

@@ -32,7 +32,9 @@ from chorale.api.tokens.generated import (
     DerenderChatRequest,
     DerenderCompletionRequest,
     Generated,
+    GeneratedChoice,
     chat_choice,
+    choice_chunk,
     chunk_of,
     folded,
     play,
@@ -118,11 +120,12 @@ def _completion(state: ServerState, asked: DerenderCompletionRequest) -> dict[st
 
 def _whole(state: ServerState, given: Generated, path: str) -> list[TokenChunk]:
     """Returns all tokens of each choice. Raises ``RequestError``."""
+    choice: GeneratedChoice
     for place, choice in enumerate(_require(given.choices, path)):
         if choice.index != place or not choice.token_ids:
             raise invalid(f"{path}[{place}]", "must have its position as index, and tokens")
         choice.finish_reason = choice.finish_reason or "stop"
-    return [choice.chunk(state, given.num_cached) for choice in given.choices]
+    return [choice_chunk(state, choice, given.num_cached) for choice in given.choices]
 
 
 def _prompt_turn(state: ServerState, completion: CompletionRequest, prompt: list[int]) -> PromptTurn:
@@ -148,7 +151,7 @@ def _next_chunk(
         scores = [TokenLogprobs(each, 0.0, 1, [], []) for each in before] if chosen.logprobs else None
         if before:
             writer.feed(play(choice, chunk_of(state, before, logprobs=scores)))
-        for line in writer.feed(play(choice, chosen.chunk(state))).decode().split("\n"):
+        for line in writer.feed(play(choice, choice_chunk(state, chosen))).decode().split("\n"):
             if line.startswith("data: {"):
                 _merge(found, json.loads(line[6:]))
         found["choices"][0]["index"] = chosen.index

@@ -63,12 +63,6 @@ class GeneratedChoice(_Answer):
             raise ValueError("logprobs must have one entry for each token")
         return self
 
-    def chunk(self, state: ServerState, num_cached: int = 0) -> TokenChunk:
-        """Returns the choice as the engine gives it."""
-        scores = self.logprobs.content if self.logprobs is not None else None
-        logprobs = None if scores is None else [_entry(each) for each in scores]
-        return chunk_of(state, self.token_ids, self.finish_reason, self.stop_reason, logprobs, num_cached)
-
 
 class _Details(_Answer):
     cached_tokens: _Count | None = None
@@ -134,6 +128,13 @@ class DerenderCompletionRequest(_Derender):
     generate_responses: Annotated[list[Generated], limits.items("prompts")] | None = None
     prompt_tokens: list[_Count] | _Count | None = None
     prompt_token_ids: list[_Ids | None] | _Ids | None = None
+
+
+def choice_chunk(state: ServerState, choice: GeneratedChoice, num_cached: int = 0) -> TokenChunk:
+    """Returns a choice as the engine gives it."""
+    scores = choice.logprobs.content if choice.logprobs is not None else None
+    logprobs = None if scores is None else [_entry(each) for each in scores]
+    return chunk_of(state, choice.token_ids, choice.finish_reason, choice.stop_reason, logprobs, num_cached)
 
 
 def chunk_of(

@@ -29,8 +29,9 @@ from chorale.client.stream import RequestStream
 from chorale.client.summary import add_stats, merge_info, merge_outcomes, merge_status
 from chorale.client.wire.messages import EngineAddress
 from chorale.config.engine import ServerConfig
+from chorale.config.seeds import SEED_BITS
 from chorale.engine.commands import Command, Outcome
-from chorale.engine.types import NOBODY, SEED_BITS, EngineStats, GenerateRequest, Owner, TokenChunk
+from chorale.engine.types import NOBODY, EngineStats, GenerateRequest, Owner, TokenChunk
 from chorale.errors import ChoraleError, ConflictError, EngineDeadError, EngineError, EngineLoadingError
 
 logger = logging.getLogger(__name__)

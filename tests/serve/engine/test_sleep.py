@@ -110,7 +110,7 @@ def test_rows_in_host_memory_stay_where_the_device_reads_them() -> None:
     assert all(piece.device.type == "cpu" for piece in rows.pieces)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_each_rank_writes_a_trace(folder: Path, tmp_path: Path, size: int) -> None:
     given = {"profiler": "torch", "torch_profiler_dir": str(tmp_path), "torch_profiler_with_stack": False}
     config = read_profiler(given, "--profiler-config")

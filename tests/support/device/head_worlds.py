@@ -10,9 +10,10 @@ from typing import Any
 from unittest.mock import patch
 
 from chorale.config.engine import EngineConfig
+from chorale.config.seeds import choice_seed
 from chorale.engine.core import EngineCore
 from chorale.engine.drafts.head import HeadDrafter
-from chorale.engine.types import GenerateRequest, RowStart, choice_seed
+from chorale.engine.types import GenerateRequest, RowStart
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.machine.hardware import Hardware
 from chorale.model.config import ModelConfig

@@ -10,6 +10,7 @@ from itertools import count
 
 import numpy as np
 
+from chorale.config.seeds import choice_seed
 from chorale.engine.core import EngineCore
 from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.sequence import Sequence
@@ -19,7 +20,6 @@ from chorale.engine.types import (
     GenerateRequest,
     SamplingSpec,
     TokenChunk,
-    choice_seed,
 )
 from chorale.testing.fake_executor import FakeExecutor, FakeModel, fake_experts
 from tests.support.engine.drafters import Future

@@ -16,7 +16,8 @@ from chorale.client.admission import NO_LIMITS
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.remote import ClientLimits, RemoteClient
 from chorale.config.engine import ServerConfig
-from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, choice_seed
+from chorale.config.seeds import choice_seed
+from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
 from chorale.serve.bootstrap import EngineStart, make_directory
 from chorale.serve.engine_monitor import EngineMonitor
 from chorale.serve.watch import WatchLimits

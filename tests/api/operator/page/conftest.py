@@ -1,4 +1,4 @@
-"""The page's tests run in each browser that the machine has."""
+"""The page's tests run in each browser that the machine has, in Firefox with `make test-all` only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.browsers.tab import SIZE, Tab
 _BROWSERS = {"chromium": (chromium.PATH, chromium.Page), "firefox": (firefox.PATH, firefox.Firefox)}
 
 
-@pytest.fixture(scope="session", params=sorted(_BROWSERS))
+@pytest.fixture(scope="session", params=["chromium", pytest.param("firefox", marks=pytest.mark.slow)])
 def browser(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     path, kind = _BROWSERS[request.param]
     if path is None:
