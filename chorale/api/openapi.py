@@ -99,6 +99,11 @@ _TAGS = {
 
 def operations() -> tuple[Operation, ...]:
     """Returns all operations."""
+    return (*_generating(), *_storing(), *_operating())
+
+
+def _generating() -> tuple[Operation, ...]:
+    """Returns the operations that generate, and those on their stored results."""
     return (
         Operation("POST", "/v1/chat/completions", "Create a chat completion", ChatRequest, streams=True),
         Operation(
@@ -163,6 +168,12 @@ def operations() -> tuple[Operation, ...]:
         Operation("DELETE", "/v1/responses/{response_id}", "Delete a stored response"),
         Operation("POST", "/v1/responses/{response_id}/cancel", "Cancel a background response"),
         Operation("GET", "/v1/responses/{response_id}/input_items", "List the input items of a response"),
+    )
+
+
+def _storing() -> tuple[Operation, ...]:
+    """Returns the operations on conversations, files and batches."""
+    return (
         Operation("POST", "/v1/conversations", "Create a conversation", CreateConversation),
         Operation("GET", f"{_CONVERSATION}", "Get a conversation"),
         Operation("POST", f"{_CONVERSATION}", "Replace the metadata of a conversation", UpdateConversation),
@@ -180,6 +191,12 @@ def operations() -> tuple[Operation, ...]:
         Operation("GET", "/v1/batches", "List batches"),
         Operation("GET", "/v1/batches/{batch_id}", "Get a batch"),
         Operation("POST", "/v1/batches/{batch_id}/cancel", "Cancel a batch"),
+    )
+
+
+def _operating() -> tuple[Operation, ...]:
+    """Returns the operations on tokens, models and the server."""
+    return (
         Operation(
             "POST", "/inference/v1/generate", "Continue token ids with tokens", GenerateRequest, streams=True
         ),
