@@ -104,7 +104,7 @@ class Inspection:
             try:
                 line = self._checked(raw)
             except LineError as error:
-                faults.append((number, error))
+                faults.append((number, error.with_traceback(None)))  # frames are large
             else:
                 self.model = line.model if self.num_lines == 0 or line.model == self.model else None
             self.num_lines += 1
