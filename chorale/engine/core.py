@@ -151,8 +151,8 @@ class EngineCore:
     # ------------------------------------------------------------------ administration
 
     def control(self, command: Command) -> Future[Outcome]:
-        """Execute an administrative command. The future is done at once, except for a pause or sleep that
-        waits for a step in flight or, with mode "wait", for requests: ``step`` finishes it.
+        """Execute an administrative command. The future has its result at once, unless a pause or sleep has
+        to wait: for the step in flight or, with mode "wait", for running requests. ``step`` sets it then.
 
         Its exception is a ``ConflictError`` if the state or the configuration does not allow the command.
         Raises ``EngineError`` if the device fails; the engine cannot be used any more then.

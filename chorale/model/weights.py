@@ -214,7 +214,7 @@ class _Mapped:
 
 
 class _Streamed:
-    """Reads tensors in the order of ``_load``, a few layers ahead, but none of the role ``skipped``."""
+    """Reads tensors in the order of ``_load``, a few layers ahead, except those of the role ``skipped``."""
 
     def __init__(
         self, checkpoint: Checkpoint, device: torch.device, cuts: _Cuts, *, skipped: str = ""
