@@ -10,6 +10,7 @@ import ctypes
 import gc
 import importlib
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -107,6 +108,10 @@ class Device(Protocol):
         """Release memory that is kept for reuse, so that one large allocation can use it."""
         ...
 
+    def pack_memory(self) -> None:
+        """Let allocations share segments, for devices with little memory. Call it before the first one."""
+        ...
+
 
 class _WithoutStreams:
     """Base of devices whose copies are complete when the calls return, and that capture nothing."""
@@ -131,6 +136,9 @@ class _WithoutStreams:
 
     def host_pages(self, count: int, num_bytes: int) -> torch.Tensor:
         return torch.empty(count, num_bytes, dtype=torch.uint8)
+
+    def pack_memory(self) -> None:
+        """Do nothing."""
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         """Return ``step`` itself."""
@@ -214,6 +222,11 @@ class CudaDevice:
     def trim(self) -> None:
         torch.cuda.empty_cache()
 
+    def pack_memory(self) -> None:
+        # Otherwise each large tensor has a segment of its own, rounded up to 2 MiB: 0.24 GiB for the 20b.
+        if "PYTORCH_ALLOC_CONF" not in os.environ and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+            torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+
 
 @dataclass(frozen=True, slots=True)
 class NpuDevice(_WithoutStreams):
@@ -242,15 +255,17 @@ class NpuDevice(_WithoutStreams):
 
 class Graphs:
     """Captures graphs on a separate stream into one memory pool, which they can share because they never run
-    at the same time."""
+    at the same time. PyTorch destroys a pool with its last graph, so the next graph gets a new one."""
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
+        self._captured: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        if self._stream is None:
-            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        self._stream = self._stream or torch.cuda.Stream()
+        if not self._captured:
+            self._pool = torch.cuda.graph_pool_handle()
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -267,6 +282,7 @@ class Graphs:
                 if collects:
                     gc.enable()
         current.wait_stream(self._stream)
+        self._captured.add(graph)
         return graph.replay
 
 

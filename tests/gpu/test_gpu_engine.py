@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from chorale.engine.commands import MEMORY, Command
 from tests.gpu.scores import FLOAT32_BOUND, check_rounding, differences, scores
 from tests.support.runtime import make_engine, random_prompt, request, run
 
@@ -63,3 +65,21 @@ def test_any_company_and_any_cutting_gives_the_same_tokens(
     expected = {each.request_id: run(alone, [each])[each.request_id][0].token_ids for each in asked}
     together = run(make_engine(checkpoint, **{**settings, **options}), asked)
     assert {name: choices[0].token_ids for name, choices in together.items()} == expected
+
+
+def test_answers_after_waking_have_the_same_bits(checkpoint: Path) -> None:
+    """Graphs are captured again after each sleep."""
+    core = make_engine(checkpoint, device="cuda", ops="triton", enable_sleep_mode=True, prompt_delay=0.0)
+    asked = [
+        request(f"r{i}", random_prompt(30 * i + 5, seed=i), max_tokens=40, seed=i, logprobs=2)
+        for i in range(4)
+    ]
+    before, taken = run(core, asked), torch.cuda.memory_allocated()
+    for level in (1, 2, 1):
+        core.control(Command(action="sleep", level=level)).result(0)
+        assert torch.cuda.memory_allocated() < taken / 2
+        core.control(Command(action="wake_up", tags=MEMORY)).result(0)
+        while core.use_idle_time():  # the other graphs
+            pass
+        assert run(core, asked) == before
+    core.shutdown()

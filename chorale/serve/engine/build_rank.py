@@ -116,6 +116,8 @@ def build_rank(
     resolved = note_poorest(rank_device, resolve_with(rank_device.hardware), resolve_with)
     if name == "cpu" and rank is None:
         resolved = note_cpu_ops(config, ops, precision, resolved)
+    if resolved.is_lean:
+        device.pack_memory()
     sizes = step_sizes(model_config, resolved)
     peers = ops_over_peers(config, ops, sizes, device.torch_device)
     exchange = exchange_of(rank_device, is_over_peers=peers is not None)
