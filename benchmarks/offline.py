@@ -1,12 +1,15 @@
-"""Measures Chorale or vLLM through its class ``LLM``: README's table of speed, except for its last two rows.
+"""Measures Chorale or vLLM through its class ``LLM``, or a server over HTTP: README's table of speed.
 
     chorale bench make-checkpoint 20b FOLDER
     python -m benchmarks.offline chorale FOLDER [--json FILE]
-    python -m benchmarks.offline vllm FOLDER [--options '{"moe_backend": "marlin"}']
+    python -m benchmarks.offline vllm FOLDER [--options '{"moe_backend": "marlin"}'] [--json FILE]
+    python -m benchmarks.offline http http://127.0.0.1:8000 [--json FILE]    # with Chorale's client
+    python -m benchmarks.offline table FILE [FILE ...]                       # Markdown, a column per file
 
-Run it in the environment of the engine; of the repository, only this file is needed. Both engines get the
-same random prompts and limits, sample with temperature 1, ignore stop tokens and keep no prefix cache. Speed
-does not depend on the values of the weights.
+Run the first two in the environment of the engine; of the repository, only this file is needed. All engines
+get the same random prompts and limits, sample with temperature 1, ignore stop tokens and keep no prefix
+cache; start a server with ``SETTINGS`` as its flags. Over HTTP, prompts are token ids of /v1/completions with
+``min_tokens`` and ``ignore_eos``, and answers are streams. Speed does not depend on the weights' values.
 
 A case is ROWS:PROMPT:OUTPUT: requests submitted at once, and the tokens of each. Its first run compiles and
 captures. Then each of ``--runs`` takes the seconds with one output token (``first``) and with all (``full``).
@@ -28,12 +31,14 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 CASES = ("1:128:512", "8:128:512", "64:1024:512", "256:1024:512", "1024:1024:1024", "8:8192:1")
 SETTINGS: dict[str, Any] = {
@@ -62,23 +67,38 @@ class Case:
 
 def main() -> None:
     options = argparse.ArgumentParser()
-    options.add_argument("engine", choices=["chorale", "vllm"])
-    options.add_argument("model", help="folder of a checkpoint")
+    options.add_argument("engine", choices=["chorale", "vllm", "http", "table"])
+    options.add_argument("model", nargs="+", help="folder of a checkpoint; URL of a server; files of results")
     options.add_argument("--cases", type=Case.read, nargs="+", default=[Case.read(case) for case in CASES])
     options.add_argument("--runs", type=int, default=3)
     options.add_argument("--options", type=json.loads, default={}, help="more arguments of LLM, as JSON")
     options.add_argument("--json", type=Path)
     given = options.parse_args()
-    engine = importlib.import_module(given.engine)
+    if given.engine == "table":
+        print(table([json.loads(Path(file).read_text("utf-8")) for file in given.model]))
+        return
+    (model,) = given.model
     settings = SETTINGS | (VLLM if given.engine == "vllm" else {}) | given.options
-    found: dict[str, Any] = machine(engine) | {"model": given.model, "settings": settings}
-    print(*(f"{name:8} {value}" for name, value in found.items()), sep="\n", flush=True)
+    runner: Callable[[Case], Callable[[int], float]]
     began = time.perf_counter()
-    llm = engine.LLM(model=given.model, **settings)
-    print(f"start    {time.perf_counter() - began:.1f} s")
-    found["cases"] = []
+    if given.engine == "http":
+        name, version = server(model)
+        found: dict[str, Any] = machine(f"a server of version {version}, over HTTP")
+        settings, runner = {}, lambda case: seconds_over_http(model, name, case)
+    else:
+        engine = importlib.import_module(given.engine)
+        found = machine(f"{given.engine} {engine.__version__}")
+        llm = engine.LLM(model=model, **settings)
+        runner = partial(seconds_of, engine, llm)
+    found |= {
+        "model": model,
+        "settings": settings,
+        "start": f"{time.perf_counter() - began:.1f} s",
+        "cases": [],
+    }
+    print(*(f"{name:8} {value}" for name, value in found.items() if value), sep="\n", flush=True)
     for case in given.cases:
-        found["cases"].append(asdict(case) | measure(seconds_of(engine, llm, case), case, given.runs))
+        found["cases"].append(asdict(case) | measure(runner(case), case, given.runs))
         print(line(found["cases"][-1]), flush=True)
     found["end"] = device()
     found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -87,14 +107,21 @@ def main() -> None:
         given.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
-def machine(engine: Any) -> dict[str, str]:
+def machine(engine: str) -> dict[str, str]:
     packages = {each.name: each.version for each in distributions() if each.name in ("torch", "triton")}
-    numbers = {engine.__name__: engine.__version__, "Python": platform.python_version()} | packages
+    numbers = {"Python": platform.python_version()} | packages
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "engine": engine,
         "versions": ", ".join(f"{name} {number}" for name, number in numbers.items()),
         "device": device(),
     }
+
+
+def server(url: str) -> tuple[str, str]:
+    """Returns the first model of a server and the server's version."""
+    with urlopen(f"{url}/v1/models") as models, urlopen(f"{url}/version") as version:
+        return json.load(models)["data"][0]["id"], json.load(version)["version"]
 
 
 def device() -> str:
@@ -114,6 +141,32 @@ def seconds_of(engine: Any, llm: Any, case: Case) -> Callable[[int], float]:
         results = llm.generate(prompts, params, use_tqdm=False)
         took = time.perf_counter() - began
         made = [len(result.outputs[0].token_ids) for result in results]
+        if made != [output] * case.rows:
+            raise RuntimeError(f"expected {case.rows} answers of {output} tokens, got {made}")
+        return took
+
+    return seconds
+
+
+def seconds_over_http(url: str, model: str, case: Case) -> Callable[[int], float]:
+    """Returns the same for a server: all requests of the case are sent at once."""
+    from chorale.measure.bench.connection import Target
+    from chorale.measure.bench.load import LoadRequest, Pace
+    from chorale.measure.bench.load_processes import run_load
+
+    target = Target(
+        f"{url}/v1/completions", (("Authorization", f"Bearer {os.environ.get('OPENAI_API_KEY')}"),)
+    )
+    body = {"model": model, "temperature": 1.0, "ignore_eos": True, "stream": True}
+    prompts = case.prompts()
+
+    def seconds(output: int) -> float:
+        lengths = {"max_tokens": output, "min_tokens": output, "stream_options": {"include_usage": True}}
+        requests = [
+            LoadRequest(json.dumps(body | lengths | {"prompt": prompt}), case.prompt) for prompt in prompts
+        ]
+        outcomes, took = run_load(target, Pace(), requests, -(-case.rows // 256), lambda _: None)
+        made = [each.error or each.output_tokens for each in outcomes]
         if made != [output] * case.rows:
             raise RuntimeError(f"expected {case.rows} answers of {output} tokens, got {made}")
         return took
@@ -141,6 +194,25 @@ def line(found: dict[str, Any]) -> str:
         if rates := found[name]:
             text += f"  {name} {statistics.median(rates):,.1f} ({min(rates):,.1f} to {max(rates):,.1f})"
     return text
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """Returns Markdown: a row per case and rate, a column per result, and below what was measured where."""
+    cells: dict[str, dict[int, str]] = {}
+    for number, result in enumerate(results):
+        for case in result["cases"]:
+            for name in ("decode", "prefill") if case["output"] > 1 else ("prefill",):
+                row = f"{case['rows']:,}: {case['prompt']:,} / {case['output']:,} | {name}"
+                cells.setdefault(row, {})[number] = f"{statistics.median(case[name]):,.0f}"
+    lines = [
+        "| rows: tokens in / out | tokens per second |" + "".join(f" {each['engine']} |" for each in results)
+    ]
+    lines.append("|---" * (2 + len(results)) + "|")
+    for row, found in cells.items():
+        lines.append(f"| {row} |" + "".join(f" {found.get(number, '')} |" for number in range(len(results))))
+    keys = ("engine", "date", "versions", "model", "settings", "device", "end")
+    notes = ["* " + "; ".join(f"{key}: {each[key]}" for key in keys if each[key]) for each in results]
+    return "\n".join([*lines, "", *notes])
 
 
 if __name__ == "__main__":

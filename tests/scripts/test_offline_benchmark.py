@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import chorale
-from benchmarks.offline import Case, main, measure
+from benchmarks.offline import Case, main, measure, table
 from tests.support import ROOT
 
 
@@ -52,7 +52,7 @@ def test_the_script_measures_the_demo(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(written.read_text("utf-8"))
-    assert found["versions"].startswith(f"chorale {chorale.__version__}, Python ")
+    assert found["engine"] == f"chorale {chorale.__version__}"
     assert f"torch {torch.__version__.partition('+')[0]}" in found["versions"]
     assert (found["settings"]["device"], found["settings"]["max_model_len"]) == ("cpu", 64)
     assert found["settings"]["enable_prefix_caching"] is False
@@ -64,3 +64,13 @@ def test_the_script_measures_the_demo(tmp_path: Path) -> None:
     for case, decoded in zip(found["cases"], (2, 0), strict=True):
         assert [len(case[name]) for name in ("decode", "prefill", "whole")] == [decoded, 2, 2]
         assert min(case["prefill"] + case["whole"]) > 0
+
+
+def test_a_table_has_a_column_for_each_result() -> None:
+    cases = [{"rows": 1, "prompt": 8, "output": 4, "decode": [1.0, 3.0], "prefill": [1500.0]}]
+    about = dict.fromkeys(("date", "versions", "model", "settings", "device", "end"), "x")
+    found = table([about | {"engine": "a", "cases": cases}, about | {"engine": "b", "cases": []}])
+    assert [line.replace(" ", "") for line in found.splitlines()[2:4]] == [
+        "|1:8/4|decode|2||",
+        "|1:8/4|prefill|1,500||",
+    ]

@@ -13,6 +13,8 @@ import openai
 import pydantic
 import pytest
 
+import chorale
+from benchmarks.offline import Case, seconds_over_http, server
 from chorale.api.operator.page import DEMO_EXAMPLES
 from tests.support.served import Served, at_once
 
@@ -194,3 +196,9 @@ def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
         model=MODEL, input="What is my name?", previous_response_id=first.id, temperature=0
     )
     assert second.output_text == "Your name is Anna."
+
+
+def test_the_speed_script_counts_a_servers_tokens(demo_served: Served) -> None:
+    assert server(demo_served.url) == ("demo", chorale.__version__)
+    seconds = seconds_over_http(demo_served.url, "demo", Case(rows=3, prompt=20, output=4))
+    assert seconds(4) > 0  # raises if an answer has another number of tokens
