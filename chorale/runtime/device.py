@@ -226,6 +226,8 @@ class CudaDevice:
         # Otherwise each large tensor has a segment of its own, rounded up to 2 MiB: 0.24 GiB for the 20b.
         if "PYTORCH_ALLOC_CONF" not in os.environ and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
             torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        # cuBLAS's workspace per stream is then 8 MiB, as on consumer GPUs; on Hopper it would be 32.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
 
 
 @dataclass(frozen=True, slots=True)

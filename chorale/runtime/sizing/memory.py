@@ -25,8 +25,8 @@ GRAPH_BYTES = 4 * 2**20  # one captured step without its tensors
 LEFT_OUT = 192  # most unused columns in an expert's last tile (GroupedTile.most_left_out)
 # Compiled kernels, libraries' workspaces, and fragmentation of the allocator's memory.
 CUDA_RESERVE = 7 * GIB // 4
-# The same for lean steps (``economy.py``): cuBLAS's workspaces of two streams (32 MiB each on Hopper), loaded
-# kernels, and the unused ends of the allocator's segments. An estimate, not measured.
+# The same for lean steps (``economy.py``): cuBLAS's workspaces, loaded kernels, and the unused ends of the
+# allocator's segments. Measured on an H100 (``benchmarks.gpu.pool_fill --gib 15``).
 LEAN_RESERVE = GIB // 4
 # Buffers of NCCL (RCCL, HCCL) and its part of the context. A guess, not measured: they depend on version,
 # channels and links.
