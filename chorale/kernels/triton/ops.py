@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 import triton
 
 from chorale.kernels.ops import Ops
+from chorale.kernels.triton import invariant
 from chorale.kernels.triton.attention.decode import attention
+from chorale.kernels.triton.attention.invariant import attention as invariant_attention
 from chorale.kernels.triton.attention.plan import plan_attention
 from chorale.kernels.triton.dense.draft import TRITON_DRAFT_OPS
 from chorale.kernels.triton.dense.host_rows import HostRows, pack_host_rows
@@ -61,3 +66,20 @@ TRITON_OPS = Ops(
     capturable=True,
     precompiler=None if triton.knobs.runtime.interpret else make_precompiler,  # nothing to compile
 )
+
+INVARIANT_OPS = replace(
+    TRITON_OPS,
+    plan_attention=partial(plan_attention, invariant=True),
+    qkv_rope_cache=invariant.qkv_rope_cache,
+    attention=invariant_attention,
+    project_and_route=invariant.project_and_route,
+    moe=partial(moe, invariant=True),
+    lm_head=invariant.lm_head,
+    logsumexp=invariant.logsumexp,
+    detail="batch invariant",
+)
+
+
+def triton_ops(*, batch_invariant: bool = False) -> Ops:
+    """Return the ops of one rank. ``batch_invariant``: a token's bits do not depend on its batch."""
+    return INVARIANT_OPS if batch_invariant else TRITON_OPS

@@ -192,6 +192,22 @@ class ArchTuning:
             splits *= 2
         return splits
 
+    def invariant_parts(self, programs: int, parts: int, num_bytes: int) -> int:
+        """Returns for how many parts of a context decode attention has programs, a power of two, or 0 if one
+        program takes a whole context. ``num_bytes``: memory for one part of every row."""
+        parts = 1 << (parts - 1).bit_length()
+        is_split = parts > 1 and programs < self.programs and parts * num_bytes <= INVARIANT_BYTES
+        return parts if is_split else 0
+
+    def invariant_product(self, tokens: int, item_size: int, out_size: int) -> Tile:
+        """Returns the tile of a dense product. Its shape may vary, because the tensor cores add a token's
+        terms in one order whatever the tile (``tests/gpu/test_invariant.py``)."""
+        tile = next(tile for most, tile in _INVARIANT_PRODUCTS if tokens <= most)
+        if tile.rows * tile.tokens * out_size > self.shared - KIB:  # the result crosses shared memory
+            tile = replace(tile, tokens=tile.tokens // 2)
+        stages = (self.shared - 4 * KIB) // ((tile.rows + tile.tokens) * tile.depth * item_size)
+        return replace(tile, num_stages=max(2, min(tile.num_stages, stages)))
+
     def skinny_splits(self, tiles: int, steps: int) -> int:
         """Returns the number of parts of a contraction of ``steps`` tiles; every part has work."""
         wanted = max(1, min(steps, self.programs // tiles))
@@ -207,6 +223,21 @@ class ArchTuning:
 
 
 KIB = 1024
+# With ``--batch-invariant`` (not yet tuned). Maximum tokens of a dense product, and its tile: weight rows are
+# a multiple of 64, so that Hopper uses the same instructions for every number of tokens.
+_INVARIANT_PRODUCTS = (
+    (16, Tile(64, 16, 128, 4, 6)),
+    (32, Tile(64, 32, 128, 4, 5)),
+    (64, Tile(64, 64, 128, 4, 4)),
+    (256, Tile(64, 128, 64, 4, 4)),
+    (1024, Tile(128, 128, 64, 8, 4)),
+    (1 << 62, Tile(128, 256, 64, 8, 3)),
+)
+INVARIANT_STAGES = 4  # tiles of keys in flight for one token per row
+INVARIANT_BYTES = 64 << 20  # maximum memory for parts of contexts
+INVARIANT_SLICES = 9  # parts of the router's contraction
+INVARIANT_ROUTED = MOST_ARRIVALS * 16  # maximum tokens per launch of the router, in tiles of 16
+
 H200 = ArchTuning(132, 228 * KIB)
 
 
@@ -387,6 +418,8 @@ def grouped(pairs_each: float, num_experts: int, *, fp8: bool = False) -> Groupe
     """
     if fp8:
         return _grouped_fp8(pairs_each)
+    if pairs_each <= 1:  # only with --batch-invariant
+        return GroupedTile(16, 8, 5, registers=64, programs=4, warps=4, units=1, overlap=False)
     if pairs_each <= (4.5 if num_experts > 64 else 9):
         # 20b, 64 tokens: 138, with three programs 149; 128 tokens of 120b 442, 160 486 (with three 481).
         return GroupedTile(16, 8, 3, registers=64, programs=4, warps=4, units=3, overlap=False)

@@ -149,13 +149,14 @@ def gather8(
     return out, scale
 
 
-def can_use_grouped(experts: Experts, hidden: int, num_pairs: int, device: torch.device) -> bool:
-    """Requires Hopper, bfloat16, sizes that the copy engine can address, and enough pairs per expert."""
+def can_use_grouped(experts: Experts, hidden: int, num_pairs: int | None, device: torch.device) -> bool:
+    """Requires Hopper, bfloat16, sizes that the copy engine can address, and enough pairs per expert (None:
+    any number)."""
     least = tuning.grouped_from(experts.total, fp8=experts.down_largest is not None)
     return (
         is_hopper(device)
         and experts.dtype == torch.bfloat16
-        and num_pairs > least * experts.total
+        and (num_pairs is None or num_pairs > least * experts.total)
         and hidden % 16 == 0
     )
 

@@ -193,28 +193,35 @@ def moe(
     x: torch.Tensor,
     next_qkv: QkvWeights | None,
     eps: float,
+    *,
+    invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x [T, H] float32 += sum over the K chosen experts of gate * expert(normed); returns x and the normed x.
 
     The norm is ``next_qkv``'s, [T, H] in the dtype of its weights. It is None without ``next_qkv``, and up to
-    ``tuning.SKINNY_TOKENS`` tokens, where the QKV kernels apply it.
+    ``tuning.SKINNY_TOKENS`` tokens, where the QKV kernels apply it. ``invariant``: the form does not depend on
+    the number of pairs, and there is always a norm.
     """
     tokens, hidden = x.shape
     if tokens == 0:
         return x, None
     norm = None
-    if next_qkv is not None and tokens > tuning.SKINNY_TOKENS:
+    if next_qkv is not None and (invariant or tokens > tuning.SKINNY_TOKENS):
         norm = Norm(next_qkv.norm, eps, next_qkv.linear.weight.dtype)
-    add = {"grouped": grouped_moe, "streamed": gemv_moe, "tiles": _moe_of_tiles}[
-        form_of(normed, expert_ids.numel(), experts, hidden)
-    ]
-    return x, add(normed, expert_ids, gates, experts, x, norm)
+    form = form_of(normed, expert_ids.numel(), experts, hidden, invariant=invariant)
+    if form == "tiles":
+        return x, _moe_of_tiles(normed, expert_ids, gates, experts, x, norm, invariant)
+    return x, {"grouped": grouped_moe, "streamed": gemv_moe}[form](
+        normed, expert_ids, gates, experts, x, norm
+    )
 
 
 def form_of(
-    normed: torch.Tensor, num_pairs: int, experts: Experts, hidden: int
+    normed: torch.Tensor, num_pairs: int, experts: Experts, hidden: int, *, invariant: bool = False
 ) -> Literal["grouped", "streamed", "tiles"]:
-    """Returns the form for ``num_pairs`` pairs."""
+    """Returns the form for ``num_pairs`` pairs. All tiles of "grouped" give the same bits."""
+    if invariant:
+        return "grouped" if can_use_grouped(experts, hidden, None, normed.device) else "tiles"
     is_direct = normed.shape[0] <= tuning.DIRECT_TOKENS
     if not is_direct and can_use_grouped(experts, hidden, num_pairs, normed.device):
         return "grouped"
@@ -228,11 +235,12 @@ def _moe_of_tiles(
     experts: Experts,
     x: torch.Tensor,
     norm: Norm | None,
+    invariant: bool,
 ) -> torch.Tensor | None:
     """The form in which a program takes at most 64 pairs of one expert; for any device and dtype."""
     hidden = x.shape[1]
     (tokens, top_k), num_pairs = expert_ids.shape, expert_ids.numel()
-    alone = num_pairs <= tuning.LONE_PAIRS
+    alone = num_pairs <= tuning.LONE_PAIRS and not invariant
     each = 1 if alone else tuning.tokens_each(num_pairs, experts.total)
     if alone:
         order, offsets, tiles = expert_ids, expert_ids, num_pairs

@@ -353,15 +353,23 @@ def _route_few(
 
 
 def route_many(
-    x: torch.Tensor, weights: RouterWeights, eps: float, ids: torch.Tensor, gates: torch.Tensor
+    x: torch.Tensor,
+    weights: RouterWeights,
+    eps: float,
+    ids: torch.Tensor,
+    gates: torch.Tensor,
+    *,
+    slices: int | None = None,
 ) -> None:
+    """Route many tokens. ``slices``: parts of the contraction, with the tile of the fewest tokens, instead of
+    a choice by the number of tokens."""
     linear, (tokens, hidden) = weights.linear, x.shape
     num_experts = linear.weight.shape[0]
     arch = tuning_of(x.device)
-    tile = arch.route(tokens)
+    tile = arch.route(tokens if slices is None else 1)
     tiles = triton.cdiv(tokens, tile.tokens)
     steps = triton.cdiv(hidden, tile.depth)
-    each = triton.cdiv(steps, arch.route_slices(tiles))
+    each = triton.cdiv(steps, slices or arch.route_slices(tiles))
     slices = triton.cdiv(steps, each)  # every slice has work
     partial = torch.empty(slices * tokens * (num_experts + 1), dtype=torch.float32, device=x.device)
     weight = linear.weight
