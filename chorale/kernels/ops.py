@@ -375,9 +375,6 @@ class Ops:
     # (own) -> [ranks, *own.shape]: a few float32 numbers of all ranks. None: ``Communicator.all_gather``.
     gather_few: Callable[[torch.Tensor], torch.Tensor] | None = None
 
-    # logits [M, V] float32 -> [M, 1], for log-probabilities. None: torch's, whose order of terms depends on M.
-    logsumexp: Callable[[torch.Tensor], torch.Tensor] | None = None
-
     # Returns the same ops with sums over ranks through shared memory, or None if ranks share none; called on
     # all ranks. None: one rank, or a back end without such kernels.
     over_peers: Callable[[StepSizes, torch.device], Ops | None] | None = None

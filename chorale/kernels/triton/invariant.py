@@ -116,34 +116,3 @@ def lm_head(
 ) -> torch.Tensor:
     """``Ops.lm_head``."""
     return product(rms_norm(x, norm, eps, head.weight.dtype, index=logits_index), head, torch.float32)
-
-
-@triton.jit
-def _logsumexp_kernel(
-    logits_ptr,  # [M, V] float32
-    out_ptr,  # [M, 1] float32
-    V,
-    stride,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    most = tl.full((BLOCK,), -3.4028234663852886e38, tl.float32)
-    mass = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, V, BLOCK):
-        columns = first + tl.arange(0, BLOCK)
-        logits = tl.load(logits_ptr + row * stride + columns, mask=columns < V, other=-float("inf"))
-        new_most = tl.maximum(most, logits, propagate_nan=tl.PropagateNan.ALL)
-        mass = tl.fma(mass, tl.exp(most - new_most), tl.exp(logits - new_most))
-        most = new_most
-    top = tl.max(most, 0)
-    tl.store(out_ptr + row, top + tl.log(tl.sum(mass * tl.exp(most - top), 0)))
-
-
-def logsumexp(logits: torch.Tensor) -> torch.Tensor:
-    """``Ops.logsumexp``: logits [M, V] float32 -> [M, 1]."""
-    out = torch.empty(len(logits), 1, dtype=torch.float32, device=logits.device)
-    if len(logits):
-        _logsumexp_kernel[(len(logits),)](
-            logits, out, logits.shape[1], logits.stride(0), BLOCK=4096, num_warps=16
-        )
-    return out

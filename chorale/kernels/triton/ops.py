@@ -75,7 +75,6 @@ INVARIANT_OPS = replace(
     project_and_route=invariant.project_and_route,
     moe=partial(moe, invariant=True),
     lm_head=invariant.lm_head,
-    logsumexp=invariant.logsumexp,
     detail="batch invariant",
 )
 
