@@ -70,7 +70,11 @@ class Runs:
         final = torch.ones(hidden, device=DEVICE)
         weights = Weights(embedding, tuple(bench._layers), final, bench._head, 1)
         config = make_config(**shape, vocab=VOCAB)
-        self.model, self.kv_dtype, self.sequences = GptOss(config, weights, ops, 16_384), kv_dtype, Sequences()
+        self.model, self.kv_dtype, self.sequences = (
+            GptOss(config, weights, ops, 16_384),
+            kv_dtype,
+            Sequences(),
+        )
         self.kv = self.pool()
         self.alone = [self.end_of(self.kv, number) for number in range(len(LENGTHS))]
 

@@ -66,8 +66,8 @@ def product(x: torch.Tensor, linear: Linear, dtype: torch.dtype | None = None) -
         tile = tuning_of(x.device).invariant_product(tokens, weight.element_size(), out.element_size())
         _product_kernel[(triton.cdiv(weight.shape[0], tile.rows), triton.cdiv(tokens, tile.tokens))](
             x.to(weight.dtype), weight, weight if bias is None else bias, out, tokens, weight.shape[0],
-            K=weight.shape[1], HAS_BIAS=bias is not None, ROWS=tile.rows, TOKENS=tile.tokens, DEPTH=tile.depth,
-            STAGES=tile.num_stages, num_warps=tile.num_warps, **dependent(x),
+            K=weight.shape[1], HAS_BIAS=bias is not None, ROWS=tile.rows, TOKENS=tile.tokens,
+            DEPTH=tile.depth, STAGES=tile.num_stages, num_warps=tile.num_warps, **dependent(x),
         )  # fmt: skip
     return out
 

@@ -115,7 +115,9 @@ def test_bits_of_a_layer() -> None:
 
     whole = run(list(range(tokens)))
     theirs = reference.REFERENCE_OPS.pack_head(randn(70, hidden))
-    expected = reference.REFERENCE_OPS.lm_head(whole[4], torch.arange(tokens, device=DEVICE), norm, theirs, EPS)
+    expected = reference.REFERENCE_OPS.lm_head(
+        whole[4], torch.arange(tokens, device=DEVICE), norm, theirs, EPS
+    )
     check(whole[6], expected, dtype)
     for some in ([0], [32], [5, 30], [1, 2, 3, 7, 8, 20, 31]):
         for found, all_of_them in zip(run(some), whole, strict=True):

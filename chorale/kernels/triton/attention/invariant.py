@@ -133,7 +133,7 @@ def _tiles_kernel(
                 end = tl.minimum(high, _begin_of(tl.program_id(2) + 1))
             plain = tl.minimum(plain, end)
             for at in tl.range(begin, plain, KEYS, num_stages=STAGES):
-                if PARTS == 0:
+                if PARTS == 0:  # noqa: SIM102  (known to the compiler)
                     if _begins_part(at):
                         all_top, all_mass, all_acc = _join(all_top, all_mass, all_acc, top, mass, acc)
                         top, mass, acc = sink, tl.zeros_like(mass), tl.zeros_like(acc)
@@ -143,7 +143,7 @@ def _tiles_kernel(
                 )  # fmt: skip
             begin = tl.maximum(begin, plain)
         for at in tl.range(begin, end, KEYS, num_stages=2):
-            if (WINDOW == 0) & (PARTS == 0):
+            if (WINDOW == 0) & (PARTS == 0):  # noqa: SIM102
                 if _begins_part(at):
                     all_top, all_mass, all_acc = _join(all_top, all_mass, all_acc, top, mass, acc)
                     top, mass, acc = sink, tl.zeros_like(mass), tl.zeros_like(acc)

@@ -199,8 +199,8 @@ def moe(
     """x [T, H] float32 += sum over the K chosen experts of gate * expert(normed); returns x and the normed x.
 
     The norm is ``next_qkv``'s, [T, H] in the dtype of its weights. It is None without ``next_qkv``, and up to
-    ``tuning.SKINNY_TOKENS`` tokens, where the QKV kernels apply it. ``invariant``: the form does not depend on
-    the number of pairs, and there is always a norm.
+    ``tuning.SKINNY_TOKENS`` tokens, where the QKV kernels apply it. ``invariant``: the form does not depend
+    on the number of pairs, and there is always a norm.
     """
     tokens, hidden = x.shape
     if tokens == 0:
