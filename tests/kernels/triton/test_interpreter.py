@@ -35,7 +35,10 @@ def interpret(*twins: str, every: int = 1) -> None:
     run(command, TRITON_INTERPRET="1", CHORALE_TWINS_EVERY=str(every))
 
 
-TWINS = ("twins.py", "twins_large.py", "twins_e4m3.py", "twins_experts.py", "twins_draft.py")
+TWINS = (
+    *("twins.py", "twins_large.py", "twins_e4m3.py", "twins_experts.py", "twins_draft.py"),
+    "twins_invariant.py",
+)
 STEP_TWINS = ("step_twins.py", "filter_twins.py", "draft_twins.py", "page_twins.py")
 
 

@@ -90,6 +90,7 @@ def meta_of_tokens(tokens: int, slots: torch.Tensor) -> AttentionMeta:
     return meta_of([(1, 1)] * tokens, (table, table), slots)
 
 
+@pytest.mark.slow
 def test_bits_of_a_layer() -> None:
     """Without attention: one of the tokens at a time, and some of them, against all of them."""
     hidden, tokens, dtype = 96, 33, torch.float32
