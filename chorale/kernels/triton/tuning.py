@@ -201,7 +201,7 @@ class ArchTuning:
 
     def invariant_product(self, tokens: int, item_size: int, out_size: int) -> Tile:
         """Returns the tile of a dense product. Its shape may vary, because the tensor cores add a token's
-        terms in one order whatever the tile (``tests/gpu/test_invariant.py``)."""
+        terms in one order whatever the tile (``tests/gpu/invariant/test_invariant.py``)."""
         tile = next(tile for most, tile in _INVARIANT_PRODUCTS if tokens <= most)
         if tile.rows * tile.tokens * out_size > self.shared - KIB:  # the result crosses shared memory
             tile = replace(tile, tokens=tile.tokens // 2)

@@ -26,7 +26,7 @@ _JOINED = tl.constexpr(8)  # parts that are loaded together
 
 def parts_of(context: int) -> int:
     """Returns the number of parts of a context."""
-    short, long, count = _SHORT.value, _LONG.value, _NUM_SHORT.value
+    short, long, count = int(_SHORT.value), int(_LONG.value), int(_NUM_SHORT.value)
     return -(-context // short) if context <= count * short else count - (count * short - context) // long
 
 

@@ -87,7 +87,8 @@ class Runs:
     def step(self, kv: list[torch.Tensor], parts: Sequence[Part], longest: int | None = None) -> torch.Tensor:
         """Returns the logits of the last ``LAST`` tokens of each row."""
         ids = torch.cat([self.sequences.tokens[s][first : first + count] for s, first, count in parts])
-        places, end = [], 0
+        places: list[int] = []
+        end = 0
         for *_, count in parts:
             end += count
             places += range(end - min(count, LAST), end)

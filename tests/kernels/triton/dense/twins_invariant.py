@@ -1,7 +1,7 @@
 """``batch_invariant`` of the Triton ops: results against the reference, and bits in steps of several sizes.
 
-Run like ``twins.py``. On a CPU all dense products have one tile here: numpy adds the terms of products of
-other sizes in another order. ``tests/gpu/test_invariant.py`` covers the tiles.
+Run like ``../twins.py``. On a CPU all dense products have one tile here: numpy adds the terms of products of
+other sizes in another order. ``tests/gpu/invariant/test_invariant.py`` covers the tiles.
 """
 
 from __future__ import annotations
