@@ -38,8 +38,9 @@ def _product_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    tokens = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    # Programs of the same weights run together, so that the weights are read from memory once.
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     depth = tl.arange(0, DEPTH)
     inside, present = rows < N, tokens < T
     weights = w_ptr + rows[:, None].to(tl.int64) * K + depth[None, :]
@@ -63,8 +64,9 @@ def product(x: torch.Tensor, linear: Linear, dtype: torch.dtype | None = None) -
     weight, bias, tokens = linear.weight, linear.bias, x.shape[0]
     out = torch.empty(tokens, weight.shape[0], dtype=dtype or weight.dtype, device=x.device)
     if tokens:
-        tile = tuning_of(x.device).invariant_product(tokens, weight.element_size(), out.element_size())
-        _product_kernel[(triton.cdiv(weight.shape[0], tile.rows), triton.cdiv(tokens, tile.tokens))](
+        sizes = weight.element_size(), out.element_size()
+        tile = tuning_of(x.device).invariant_product(tokens, *sizes, is_head=dtype is not None)
+        _product_kernel[(triton.cdiv(tokens, tile.tokens), triton.cdiv(weight.shape[0], tile.rows))](
             x.to(weight.dtype), weight, weight if bias is None else bias, out, tokens, weight.shape[0],
             K=weight.shape[1], HAS_BIAS=bias is not None, ROWS=tile.rows, TOKENS=tile.tokens,
             DEPTH=tile.depth, STAGES=tile.num_stages, num_warps=tile.num_warps, **dependent(x),

@@ -39,7 +39,8 @@ EPS = 1e-5
 @pytest.fixture(autouse=True)
 def one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
-        monkeypatch.setattr(tuning, "_INVARIANT_PRODUCTS", ((1 << 62, tuning.Tile(64, 64, 128, 4, 2)),))
+        for name in ("_INVARIANT_PRODUCTS", "_INVARIANT_HEAD"):
+            monkeypatch.setattr(tuning, name, ((1 << 62, tuning.Tile(64, 64, 128, 4, 2)),))
 
 
 @pytest.mark.parametrize("group", [0, 1])
@@ -130,6 +131,6 @@ def test_tiles_fit_shared_memory() -> None:
     for small in (arch, replace(arch, shared=100 * tuning.KIB)):
         for tokens in (1, 17, 40, 200, 900, 5000):
             for out_size in (2, 4):
-                tile = small.invariant_product(tokens, 2, out_size)
+                tile = small.invariant_product(tokens, 2, out_size, is_head=out_size == 4)
                 assert tile.rows % 64 == 0
                 assert tile.num_stages * (tile.rows + tile.tokens) * tile.depth * 2 < small.shared
