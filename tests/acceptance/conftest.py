@@ -35,6 +35,8 @@ def client(checkpoint: Path) -> Iterator[LocalClient]:
 
 @pytest.fixture(scope="package")  # ends when the worker leaves these tests: an idle server takes CPU time
 def demo_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Runs ``chorale serve demo``, which expands the demo into the user's cache once."""
-    with serving("demo", tmp_path_factory.mktemp("demo-server")) as server:
+    """Runs ``chorale serve demo`` with drafts and tools; it expands the demo into the user's cache once."""
+    drafts = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}')
+    tools = ("--tool-server", "demo", "--browser-tool", "offline", "--log-stats-interval", "0.5")
+    with serving("demo", tmp_path_factory.mktemp("demo-server"), *drafts, *tools) as server:
         yield server

@@ -1,6 +1,6 @@
 """Prometheus and Grafana: the dashboard is current, and every query matches metrics of the server.
 
-``tests/acceptance/e2e/test_demo_options.py`` compares the queries with a server's ``/metrics``, and
+``tests/acceptance/e2e/test_demo.py`` compares the queries with a server's ``/metrics``, and
 ``make deploy-check`` has promtool read them.
 """
 

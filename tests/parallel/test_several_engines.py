@@ -1,4 +1,4 @@
-"""Engines of ranks beside each other, and ranks with different memory."""
+"""Ranks with different memory: all size their pools by the least."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from chorale.config.engine import EngineConfig
@@ -19,39 +18,11 @@ from chorale.serve.engine import build_rank
 from chorale.serve.engine.build import build_engine
 from chorale.serve.engine.ranks import common_memory
 from tests.parallel.test_shared_model import ODD
-from tests.support.runtime import make_engine, random_prompt, request, run
+from tests.support.runtime import random_prompt, request, run
 
 MIB = 2**20
 RICH, POOR = 2048 * MIB, 512 * MIB
 
-
-def test_two_engines_of_ranks_do_not_meet(odd: Path) -> None:
-    """Sockets, meeting points and groups are each engine's own."""
-    asked = [request("a", random_prompt(30), max_tokens=12, temperature=0.0)]
-    alone = make_engine(odd)
-    expected = run(alone, asked)["a"][0].token_ids
-    alone.shutdown()
-    first, second = make_engine(odd, tensor_parallel_size=2), make_engine(odd, tensor_parallel_size=2)
-    try:
-        for core in (first, second):
-            core.add_request(request("b", random_prompt(20), max_tokens=500, seed=1))
-        for _ in range(20):  # both have steps under way
-            first.step()
-            second.step()
-        for core in (first, second):
-            core.abort("b")
-            while core.has_work:
-                core.step()
-            core.take_chunks()
-        assert [run(core, asked)["a"][0].token_ids for core in (first, second)] == [expected, expected]
-        first.shutdown()
-        assert run(second, [msgspec.structs.replace(asked[0], request_id="c")])["c"][0].token_ids == expected
-    finally:
-        first.shutdown()
-        second.shutdown()
-
-
-# --------------------------------------------------------------------------- uneven memory
 
 # A rank whose device says that it has this much memory.
 UNEVEN_RANK = """

@@ -72,11 +72,8 @@ async def complete(server: Supervised, prompt: list[int], **fields: Any) -> tupl
 
 
 @on_linux
-@pytest.mark.parametrize(
-    "server", [pytest.param(ONE_HTTP, marks=pytest.mark.slow), TWO_HTTP], ids=["one", "workers"]
-)
-async def test_the_server_keeps_serving_when_one_engine_dies(server: dict[str, int]) -> None:
-    async with serve(server=server, limits={"backoff": 1.0}) as s:
+async def test_the_server_keeps_serving_when_one_engine_dies() -> None:
+    async with serve(server=TWO_HTTP, limits={"backoff": 1.0}) as s:
         await both_ready(s)
         assert len(s.children("fake_engine")) == 2
         assert await health(s) == (
@@ -115,9 +112,9 @@ async def test_the_server_keeps_serving_when_one_engine_dies(server: dict[str, i
 
 
 @on_linux
-@pytest.mark.parametrize("server", [{}, ONE_HTTP], ids=["one engine", "two"])
 @pytest.mark.parametrize(
-    ("fault", "code"), [({"refuse": "no such tensor"}, 2), ({"crash": "no such device"}, 1)]
+    ("fault", "code", "server"),
+    [({"refuse": "no such tensor"}, 2, {}), ({"crash": "no such device"}, 1, ONE_HTTP)],
 )
 async def test_the_server_exits_when_all_engines_have_failed(
     fault: dict[str, str], code: int, server: dict[str, int]
@@ -130,12 +127,9 @@ async def test_the_server_exits_when_all_engines_have_failed(
 
 
 @on_linux
-@pytest.mark.parametrize(
-    "server", [pytest.param(ONE_HTTP, marks=pytest.mark.slow), TWO_HTTP], ids=["one", "workers"]
-)
-async def test_the_server_serves_although_one_engine_cannot_start(server: dict[str, int]) -> None:
+async def test_the_server_serves_although_one_engine_cannot_start() -> None:
     behaviour = {"refuse": "out of memory", "faulty": "engine-1"}
-    async with serve(behaviour=behaviour, server=server) as s:
+    async with serve(behaviour=behaviour, server=TWO_HTTP) as s:
         await s.listening()
         await s.answers(200)
         await until(lambda: "ready" in s.states, "the operator is notified")

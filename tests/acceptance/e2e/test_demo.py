@@ -1,11 +1,13 @@
-"""The demo checkpoint behind a real server answers questions, agent loops and schemas correctly.
+"""``chorale serve demo`` with drafts and tools: questions, agent loops, schemas, metrics, token endpoints.
 
-All of it has to work for a user who types ``chorale serve`` without options.
+Answers have to be right without options, too; neither drafts nor tools that are not used change them.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import urllib.request
 from functools import partial
 from typing import Any
 
@@ -16,6 +18,8 @@ import pytest
 import chorale
 from benchmarks.offline import Case, seconds_over_http, server
 from chorale.api.operator.page import DEMO_EXAMPLES
+from tests.deploy.promql import all_faults, queries
+from tests.support import ROOT
 from tests.support.served import Served, at_once
 
 MODEL = "demo"
@@ -202,3 +206,171 @@ def test_the_speed_script_counts_a_servers_tokens(demo_served: Served) -> None:
     assert server(demo_served.url) == ("demo", chorale.__version__)
     seconds = seconds_over_http(demo_served.url, "demo", Case(rows=3, prompt=20, output=4))
     assert seconds(4) > 0  # raises if an answer has another number of tokens
+
+
+# --------------------------------------------------------------------------- drafts, metrics and tools
+
+COUNTER = "vllm:spec_decode_num"
+TEXT = "red apple, green pear, blue plum, yellow melon, brown date, orange lemon, purple fig, pink peach"
+REQUESTS: list[dict[str, Any]] = [
+    {"content": f"Repeat: {TEXT}", "temperature": 0},
+    {"content": f"Repeat: {TEXT}", "temperature": 1, "seed": 11},
+    {"content": "What is 17 + 25?", "temperature": 1, "seed": 3, "n": 2},
+]
+CODE: Any = {"type": "code_interpreter", "container": {"type": "auto"}}
+WEB: Any = {"type": "web_search"}
+PRODUCT = "What is 123456 * 7891?"
+RESULT = "974191296"
+
+
+def answers(server: Served, requests: list[dict[str, Any]] = REQUESTS) -> list[Any]:
+    client = server.client()
+
+    def ask(request: dict[str, Any]) -> Any:
+        fields = {name: value for name, value in request.items() if name != "content"}
+        messages: Any = [{"role": "user", "content": request["content"]}]
+        return client.chat.completions.create(model="demo", messages=messages, max_tokens=200, **fields)
+
+    found: list[Any] = []
+    for answer in at_once(*(partial(ask, request) for request in requests)):
+        found += [(choice.message.content, choice.finish_reason) for choice in answer.choices]
+        assert answer.usage is not None
+        found.append(answer.usage.completion_tokens)
+    return found
+
+
+def test_drafts_are_accepted_and_counted(demo_served: Served) -> None:
+    """``claims/test_drafts.py`` tests that answers do not change."""
+    names = [f"{COUNTER}_draft_tokens", f"{COUNTER}_accepted_tokens", f"{COUNTER}_accepted_tokens_per_pos"]
+    names += [f"{COUNTER}_drafts", "chorale:engine_steps", "vllm:generation_tokens"]
+    names = [f"{name}_total" for name in names] + ["vllm:inter_token_latency_seconds_count"]
+    before = [demo_served.metric(name) for name in names]
+    found = answers(demo_served)
+    counts = [demo_served.metric(name) - count for name, count in zip(names, before, strict=True)]
+    drafted, accepted, by_position, drafts, steps, generated, latencies = counts
+    assert "red apple, green pear, blue plum" in found[0][0]
+    assert 15 < accepted <= drafted
+    assert by_position == accepted
+    tokens = sum(each for each in found if isinstance(each, int))
+    assert generated == tokens
+    assert drafts <= steps
+    # The first token of each of the four choices has no inter-token latency.
+    assert latencies == tokens - 4
+
+
+def test_banner_and_log_say_what_is_on(demo_served: Served) -> None:
+    answers(demo_served, REQUESTS[:1])
+    assert "drafts    ngram, up to 4 draft tokens" in demo_served.log.read_text()
+    demo_served.wait_until(
+        "the line", lambda: "SpecDecoding metrics: Mean acc" in demo_served.log.read_text()
+    )
+    log = demo_served.log.read_text()
+    assert "browser (offline" in log
+    assert "python (" in log or "python is not available" in log
+
+
+def test_dashboard_alerts_and_autoscalers_ask_for_metrics_of_this_server(demo_served: Served) -> None:
+    """This server also has the metrics of drafts. Names, types and labels must agree (``promql.py``)."""
+    demo_served.client().completions.create(model="demo", prompt="a", max_tokens=2)
+    with urllib.request.urlopen(f"{demo_served.url}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    assert len(list(queries())) > 60
+    assert all_faults(text) == []
+
+
+def test_the_page_of_metrics_names_what_this_server_has(demo_served: Served) -> None:
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text("utf-8")
+    with urllib.request.urlopen(f"{demo_served.url}/metrics", timeout=5) as answer:
+        types = re.findall(r"^# TYPE (chorale:\w+) (\w+)$", answer.read().decode(), re.MULTILINE)
+    own = [(name, kind) for name, kind in types if not name.startswith("chorale:engine_process_")]
+    assert len(own) > 15
+    for name, kind in own:
+        assert f"| `{name}` | {kind} |" in page
+
+
+@pytest.mark.usefixtures("python_sandbox")
+def test_the_demo_computes_with_python(demo_served: Served) -> None:
+    """The tool's result is in the answer: streamed, in the background, and in Chat."""
+    client = demo_served.client()
+    include: Any = ["code_interpreter_call.outputs"]
+    with client.responses.stream(
+        model="demo", input=PRODUCT, tools=[CODE], include=include, temperature=0
+    ) as stream:
+        types = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert "response.code_interpreter_call.interpreting" in types
+    call = next(item for item in final.output if item.type == "code_interpreter_call")
+    assert call.outputs is not None
+    assert call.outputs[0].type == "logs"
+    assert call.outputs[0].logs.strip() == RESULT
+    assert RESULT in final.output_text
+    usage = final.usage
+    assert usage is not None
+    assert usage.input_tokens_details.cached_tokens > 0
+
+    job = client.responses.create(model="demo", input=PRODUCT, tools=[CODE], background=True, temperature=0)
+    demo_served.wait_until("the job", lambda: client.responses.retrieve(job.id).status == "completed")
+    assert RESULT in client.responses.retrieve(job.id).output_text
+
+    tools: Any = [CODE]
+    chat = client.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": PRODUCT}], tools=tools, temperature=0
+    )
+    assert RESULT in (chat.choices[0].message.content or "")
+
+
+def test_the_demo_searches(demo_served: Served) -> None:
+    client = demo_served.client()
+    made = client.responses.create(
+        model="demo", input="Look up the hairs of sea otters.", tools=[WEB], temperature=0
+    )
+    search = next(item for item in made.output if item.type == "web_search_call")
+    assert search.status == "completed"
+    assert search.action.type == "search"
+    assert "otter" in (search.action.query or "")
+    assert made.status == "completed"
+
+
+# --------------------------------------------------------------------------- token endpoints
+
+CHAT, GENERATE = "/v1/chat/completions", "/inference/v1/generate"
+ASKED = [{"role": "user", "content": "What is 17 + 25?"}]
+IN_PARIS = [{"role": "user", "content": "What is the weather in Paris?"}]
+SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+CHATS: dict[str, dict[str, Any]] = {
+    "reasoning": {"messages": ASKED, "n": 2, "temperature": 1, "logprobs": True, "top_logprobs": 3},
+    "tools": {"messages": IN_PARIS, "tools": [TOOL], "return_token_ids": True},
+    "required": {"messages": IN_PARIS, "tools": [TOOL], "tool_choice": "required", "temperature": 1.2},
+    "schema": {"messages": ASKED, "response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}}, "thinking_token_budget": 20},
+    "stop": {"messages": ASKED, "stop": "42"},
+}  # fmt: skip
+
+
+def comparable(value: Any, tolerance: float = 0.0) -> Any:
+    """Returns an answer without ids, times, and how much of the prompt was cached.
+
+    ``tolerance``: of numbers; the last bits of log probabilities depend on the rows that a step verifies.
+    """
+    if tolerance and isinstance(value, float):
+        return pytest.approx(value, abs=tolerance)
+    if isinstance(value, dict):
+        left_out = ("id", "created", "prompt_tokens_details")
+        return {key: comparable(each, tolerance) for key, each in value.items() if key not in left_out}
+    return [comparable(each, tolerance) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_the_way_over_tokens_ends_at_the_same_answer(demo_served: Served, name: str) -> None:
+    chat = {"model": "demo", "seed": 11, "max_tokens": 300, **CHATS[name]}
+    status, expected = demo_served.ask(CHAT, chat)
+    assert status == 200, expected
+    _, request = demo_served.ask(f"{CHAT}/render", chat)
+    _, generated = demo_served.ask(GENERATE, request)
+    asked = {"chat_request": chat, "generate_response": generated, "prompt_token_ids": request["token_ids"]}
+    status, found = demo_served.ask(f"{CHAT}/derender", asked)
+    assert status == 200, found
+    assert comparable(found) == comparable(expected, 1e-3)
+    assert found["choices"][0]["finish_reason"] == ("tool_calls" if "tools" in chat else "stop")
+    _, whole = demo_served.ask(GENERATE, {**request, "output_mode": "derender"})
+    messages = [choice["message"] for choice in whole["choices"]]
+    assert comparable(messages) == comparable([choice["message"] for choice in expected["choices"]])

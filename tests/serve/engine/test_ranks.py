@@ -1,4 +1,8 @@
-"""``chorale serve --tensor-parallel-size 2``: the server recovers after a rank is killed."""
+"""``chorale serve --tensor-parallel-size 2``: the server recovers after a rank is killed.
+
+``parallel/test_rank_faults.py`` shows that the engine fails and names the rank, and ``test_engine_monitor.py``
+that a failed engine is replaced: the server with ranks takes half a minute, and is tried by the slow tests.
+"""
 
 from __future__ import annotations
 
@@ -66,15 +70,8 @@ def failure_of(served: Served, prompt: str | list[str], max_tokens: int) -> tupl
 DECODE, PREFILL = ("a decode", 8000), ("a long prompt " * 4000, 1)
 
 
-@pytest.mark.parametrize(
-    "kills",
-    [
-        pytest.param([DECODE], id="decode"),
-        # Two cases, since a server gives up after 20 deaths in 5 minutes.
-        pytest.param([DECODE] * 10, id="ten decodes", marks=pytest.mark.slow),
-        pytest.param([PREFILL] * 10, id="ten prefills", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow  # two cases, since a server gives up after 20 deaths in 5 minutes
+@pytest.mark.parametrize("kills", [[DECODE] * 10, [PREFILL] * 10], ids=["decodes", "prefills"])
 def test_a_killed_rank_fails_its_requests_and_the_engine_restarts(
     kills: list[tuple[str, int]], tmp_path: Path
 ) -> None:

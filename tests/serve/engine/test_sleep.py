@@ -45,8 +45,9 @@ def tokens(found: dict[str, list[Answer]]) -> dict[str, list[list[int]]]:
     return {name: [each.token_ids for each in some] for name, some in found.items()}
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("drafts", [False, True], ids=["plain", "with a draft head"])
+@pytest.mark.parametrize(
+    ("size", "drafts"), [(1, False), (2, True)], ids=["plain", "ranks with a draft head"]
+)
 def test_answers_after_waking_have_the_same_bits(folder: Path, size: int, drafts: bool) -> None:
     method = SpeculativeConfig(method="synthetic", num_speculative_tokens=3) if drafts else None
     core = make_engine(

@@ -129,8 +129,9 @@ def test_the_machine_code(tokens: int, dim: int) -> None:
     assert found.index("PREEXIT") > max(n for n, name in enumerate(found) if name == "HMMA")
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("tokens", [3, 8, 13])
+@pytest.mark.parametrize(
+    ("shape", "tokens"), [*((shape, 13) for shape in SHAPES), (SHAPES[0], 3), (SHAPES[0], 8)]
+)
 def test_one_program(shape: tuple[int, ...], tokens: int) -> None:
     from chorale.kernels.triton.dense.skinny_fused import product_of
     from chorale.kernels.triton.tuning import SkinnyConfig

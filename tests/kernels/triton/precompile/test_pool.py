@@ -42,25 +42,20 @@ def open_pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Compi
     found._process.wait(30)
 
 
-def test_tasks_that_fail_and_the_end_of_processes_that_are_dismissed(pool: CompilePool) -> None:
+def test_processes_outlive_bad_tasks_and_interrupts_and_end_when_dismissed(pool: CompilePool) -> None:
+    pids = children(pool._process.pid)
+    assert len(pids) == 2
+    for pid in (pool._process.pid, *pids):
+        os.kill(pid, signal.SIGINT)  # of a terminal
     assert not pool.run(b"no pickle")
     assert not pool.run(b"")
     assert pool._free.qsize() == 2  # both processes are there for the next
-    pids = children(pool._process.pid)
-    assert len(pids) == 2
+    assert children(pool._process.pid) == pids
     pool.close()
     pool.close()
     assert pool._process.wait(60) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert not pool.run(b"")
-
-
-def test_processes_ignore_the_interrupt_of_a_terminal(pool: CompilePool) -> None:
-    for pid in (pool._process.pid, *children(pool._process.pid)):
-        os.kill(pid, signal.SIGINT)
-    pool.run(b"")
-    pool.run(b"")
-    assert pool._free.qsize() == 2
 
 
 class Call:
