@@ -341,9 +341,13 @@ CHATS: dict[str, dict[str, Any]] = {
     "reasoning": {"messages": ASKED, "n": 2, "temperature": 1, "logprobs": True, "top_logprobs": 3},
     "tools": {"messages": IN_PARIS, "tools": [TOOL], "return_token_ids": True},
     "required": {"messages": IN_PARIS, "tools": [TOOL], "tool_choice": "required", "temperature": 1.2},
-    "schema": {"messages": ASKED, "response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}}, "thinking_token_budget": 20},
+    "schema": {
+        "messages": ASKED,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}},
+        "thinking_token_budget": 20,
+    },
     "stop": {"messages": ASKED, "stop": "42"},
-}  # fmt: skip
+}
 
 
 def comparable(value: Any, tolerance: float = 0.0) -> Any:

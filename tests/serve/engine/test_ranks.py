@@ -1,7 +1,7 @@
 """``chorale serve --tensor-parallel-size 2``: the server recovers after a rank is killed.
 
-``parallel/test_rank_faults.py`` shows that the engine fails and names the rank, and ``test_engine_monitor.py``
-that a failed engine is replaced: the server with ranks takes half a minute, and is tried by the slow tests.
+``parallel/test_rank_faults.py`` shows that the engine fails and names the rank, ``test_engine_monitor.py``
+that a failed engine is replaced. The whole server with ranks takes half a minute: these tests are slow.
 """
 
 from __future__ import annotations
