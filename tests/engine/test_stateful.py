@@ -125,5 +125,5 @@ class EngineMachine(RuleBasedStateMachine):
             self.life.check()
 
 
-EngineMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+EngineMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 TestEngineMachine = EngineMachine.TestCase

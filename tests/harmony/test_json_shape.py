@@ -52,7 +52,7 @@ def counted(value: Any) -> Shape:
 
 
 @pytest.mark.parametrize("size", [1, 7, 262_144])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(value=JSON, escape=st.booleans())
 def test_counts_are_those_of_the_value(size: int, value: Any, escape: bool) -> None:
     raw = json.dumps(value, ensure_ascii=escape).encode()

@@ -73,7 +73,7 @@ def client_of(tokens: list[int], step: int) -> ScriptedClient:
     return ScriptedClient(source)
 
 
-quick = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 
 
 @quick

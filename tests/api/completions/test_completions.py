@@ -294,7 +294,7 @@ def test_a_request_is_429_if_one_of_its_prompts_cannot_start() -> None:
     assert client.num_in_flight == 0
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.integers(0, 201087), max_size=30),
     st.integers(1, 64),

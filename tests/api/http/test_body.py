@@ -22,7 +22,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_valid_bodies_are_parsed_like_json_loads(value: Any) -> None:
     assert parse_object(json.dumps({"value": value}).encode(), 100) == {"value": value}
 

@@ -18,7 +18,7 @@ from tests.support.fuzz.worst_input import MAX_HELD_SECONDS, Cost, flood, watche
 from tests.support.raw_http import call, connect, read_answer
 from tests.support.server import VOCAB, served
 
-SECONDS = 0.5
+SECONDS = 0.3
 PIECE = 2**18
 KEY = b"authorization: Bearer k\r\n"
 
@@ -50,24 +50,14 @@ def check_flood(first: bytes, repeated: bytes, *, reads: bool = True, connection
     return cost
 
 
-@pytest.mark.parametrize(
-    ("path", "reads"),
-    [
-        (b"/health", True),
-        (b"/health", False),
-        (b"/v1/models", False),
-        (b"/metrics", True),
-        (b"/nowhere", False),
-    ],
-)
+@pytest.mark.parametrize(("path", "reads"), [(b"/health", False), (b"/metrics", True)])
 def test_pipelined_requests(path: bytes, reads: bool) -> None:
     """No key is needed to send them."""
     check_flood(b"", b"GET %s HTTP/1.1\r\nhost: a\r\n\r\n" % path, reads=reads)
 
 
-@pytest.mark.parametrize("key", [KEY, b""])
-def test_a_body_in_chunks_of_one_byte(key: bytes) -> None:
-    head = b"POST /v1/responses HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n" + key
+def test_a_body_in_chunks_of_one_byte() -> None:
+    head = b"POST /v1/responses HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n" + KEY
     check_flood(head + b"transfer-encoding: chunked\r\n\r\n", b"1\r\na\r\n")
 
 

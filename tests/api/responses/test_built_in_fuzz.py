@@ -59,7 +59,7 @@ def objects(keys: dict[str, list[str]]) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(objects(TOOL_KEYS), max_size=2),
     st.lists(objects(ITEM_KEYS), max_size=3),

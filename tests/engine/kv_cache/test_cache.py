@@ -17,7 +17,7 @@ def hashes_of(count: int) -> list[bytes]:
     return [index.to_bytes(4, "little") for index in range(count)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     block_size=st.sampled_from((1, 3, 7, 16, 64)),
     window=st.sampled_from((1, 2, 7, 16, 17, 128)),

@@ -31,7 +31,7 @@ def chunked(data: bytes, sizes: list[int]) -> bytes:
 
 
 @given(st.lists(st.integers(1, 30), max_size=8), st.lists(st.integers(1, 40), max_size=30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_events_do_not_depend_on_how_bytes_arrive(chunks: list[int], cuts: list[int]) -> None:
     body = b": keep-alive\n\n" + b"".join(b"data: " + event + b"\n\n" for event in EVENTS)
     wire = HEAD + chunked(body, chunks)

@@ -192,8 +192,9 @@ def test_rounding_is_measured_at_the_likeliest_rounded_tokens() -> None:
     assert named_tokens(rounded, position, is_decoded=False) == [3, 1, 2]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("fault", CODE_FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "dtype"), [*((fault, "bfloat16") for fault in CODE_FAULTS), ("stale_page", "float32")]
+)
 def test_log_probabilities_reveal_a_faulty_engine(
     folder: Path, fault: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -346,7 +346,7 @@ def meet(choice: Choice | RawChoice, need: Need | None, fold: Fold) -> Need | No
     return need
 
 
-quick = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 
 
 @quick
