@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import http.client
 import json
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,46 +70,6 @@ async def complete(server: Supervised, prompt: list[int], **fields: Any) -> tupl
 
 
 @on_linux
-async def test_the_server_keeps_serving_when_one_engine_dies() -> None:
-    async with serve(server=TWO_HTTP, limits={"backoff": 1.0}) as s:
-        await both_ready(s)
-        assert len(s.children("fake_engine")) == 2
-        assert await health(s) == (
-            200,
-            {"status": "ready", "engines": [{"engine": "0", "status": "ready"},
-                                            {"engine": "1", "status": "ready"}]},
-        )  # fmt: skip
-        for number in range(8):
-            status, _ = await complete(s, [number + 1] * 40)
-            assert status == 200
-        assert set(await metric(s, "vllm:generation_tokens_total")) == {"0", "1"}
-        victim = s.children("fake_engine")[0]
-        os.kill(victim, signal.SIGKILL)
-        await until(lambda: victim not in s.children("fake_engine"), "it is gone")
-        while "dead" not in await states(s):
-            await asyncio.sleep(0.01)
-        status, body = await health(s)
-        assert status == 200
-        assert body["status"] == "ready"
-        (gone,) = [each for each in body["engines"] if each["status"] == "dead"]
-        assert "message" in gone
-        assert (await health(s, "/ready"))[0] == 200
-        for number in range(4):
-            assert (await complete(s, [number + 50] * 40))[0] == 200
-        await both_ready(s)
-        assert len(s.children("fake_engine")) == 2
-        assert any("engine " in e.get("message", "") for e in s.events if e.get("state") == "dead")
-        restarts = "chorale:engine_restarts_total"
-        for _ in range(4):  # any process may answer; each updates its value once a second
-            for _ in range(200):
-                found = await metric(s, restarts)
-                if sum(found.values()) == 1:
-                    break
-                await asyncio.sleep(0.02)
-            assert sorted(found.values()) == [0, 1]
-
-
-@on_linux
 @pytest.mark.parametrize(
     ("fault", "code", "server"),
     [({"refuse": "no such tensor"}, 2, {}), ({"crash": "no such device"}, 1, ONE_HTTP)],
@@ -128,35 +86,29 @@ async def test_the_server_exits_when_all_engines_have_failed(
 
 @on_linux
 async def test_the_server_serves_although_one_engine_cannot_start() -> None:
-    behaviour = {"refuse": "out of memory", "faulty": "engine-1"}
-    async with serve(behaviour=behaviour, server=TWO_HTTP) as s:
+    behaviour = {"crash": "out of memory", "faulty": "engine-1"}
+    async with serve(behaviour=behaviour, server=TWO_HTTP, limits={"backoff": 0.01}) as s:
         await s.listening()
         await s.answers(200)
         await until(lambda: "ready" in s.states, "the operator is notified")
         assert (await complete(s, [1] * 40))[0] == 200
-        (lost,) = [e["message"] for e in s.events if e.get("state") == "dead"]
-        assert lost == "engine 1: out of memory; the other engines keep running"
-        assert "failed" not in s.states
         for _ in range(4):  # any process may answer
             while await states(s) != ["ready", "failed"]:
                 await asyncio.sleep(0.02)
             status, body = await health(s)
             assert (status, body["status"]) == (200, "ready")
-            assert body["engines"][1]["message"] == "out of memory"
+            assert "out of memory" in body["engines"][1]["message"]
+            assert (await health(s, "/ready"))[0] == 200
             assert await metric(s, "chorale:engine_up") == {"0": 1, "1": 0}
+        restarts = {"0": 0.0, "1": 4.0}  # after five failed starts
+        while await metric(s, "chorale:engine_restarts_total") != restarts:
+            await asyncio.sleep(0.02)
+        lost = [e["message"] for e in s.events if e.get("state") == "dead"]
+        assert lost[-1].startswith("engine 1: ")
+        assert lost[-1].endswith("; the other engines keep running")
+        assert "failed" not in s.states
         s.process.terminate()
         assert await ended(s) == 0
-
-
-@on_linux
-async def test_restarts_are_counted_of_an_engine_that_is_never_ready() -> None:
-    behaviour = {"crash": "no such device", "faulty": "engine-1"}
-    async with serve(behaviour=behaviour, server=ONE_HTTP, limits={"backoff": 0.01}) as s:
-        await s.listening()
-        while await states(s) != ["ready", "failed"]:
-            await asyncio.sleep(0.02)
-        assert await metric(s, "chorale:engine_up") == {"0": 1, "1": 0}
-        assert await metric(s, "chorale:engine_restarts_total") == {"0": 0, "1": 4}  # after 5 failed starts
 
 
 # --------------------------------------------------------------------------- the operator's view

@@ -126,19 +126,6 @@ async def ended(server: Supervised, seconds: float = 60.0) -> int:
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-async def test_health_is_503_until_a_killed_engine_is_replaced() -> None:
-    async with serve(behaviour={"load_seconds": 0.5}) as s:
-        await s.listening()
-        await s.answers(200)
-        first = s.engine
-        os.kill(first, signal.SIGKILL)
-        await s.answers(503)
-        await s.answers(200)
-        assert s.engine != first
-        await until(lambda: s.states[-1] == "ready", "the operator is notified")
-        assert "dead" in s.states
-
-
 async def test_health_is_503_with_progress_while_loading_and_sigterm_interrupts_it() -> None:
     async with serve(behaviour={"load_seconds": 60.0}) as s:
         await s.listening()
@@ -224,14 +211,18 @@ async def replaced(s: Supervised, number: signal.Signals, deadline: float = PATI
     )
 
 
-async def test_a_dead_api_worker_is_replaced_and_the_other_serves_meanwhile() -> None:
+async def test_a_dead_api_worker_or_engine_is_replaced_and_the_others_serve_meanwhile() -> None:
     async with serve(server=WORKERS) as s:
         await replaced(s, signal.SIGKILL)
         for _ in range(20):
             await s.answers(200)
-        os.kill(s.engine, signal.SIGKILL)
+        first = s.engine
+        os.kill(first, signal.SIGKILL)
         await s.answers(503)
         await s.answers(200)
+        assert s.engine != first
+        await until(lambda: s.states[-1] == "ready", "the operator is notified")
+        assert "dead" in s.states
 
 
 async def test_a_stopped_api_worker_is_replaced() -> None:

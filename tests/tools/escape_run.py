@@ -29,7 +29,7 @@ LIMITS = SandboxLimits(
     seconds=20, memory_bytes=192 * 2**20, num_processes=32, disk_bytes=8 * 2**20, output_bytes=4000
 )
 QUICK = SandboxLimits(
-    seconds=1, memory_bytes=192 * 2**20, num_processes=32, disk_bytes=8 * 2**20, output_bytes=4000
+    seconds=0.5, memory_bytes=192 * 2**20, num_processes=32, disk_bytes=8 * 2**20, output_bytes=4000
 )
 SLACK_BYTES = 64 * 2**20  # of the machine's shared memory, for other work beside the test
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -240,7 +240,7 @@ def answers(server: Served, requests: list[dict[str, Any]] = REQUESTS) -> list[A
 
 
 def test_drafts_are_accepted_and_counted(demo_served: Served) -> None:
-    """``claims/test_drafts.py`` tests that answers do not change."""
+    """``runtime/test_draft_properties.py`` tests that answers do not change."""
     names = [f"{COUNTER}_draft_tokens", f"{COUNTER}_accepted_tokens", f"{COUNTER}_accepted_tokens_per_pos"]
     names += [f"{COUNTER}_drafts", "chorale:engine_steps", "vllm:generation_tokens"]
     names = [f"{name}_total" for name in names] + ["vllm:inter_token_latency_seconds_count"]

@@ -147,6 +147,8 @@ def test_kill_9_of_one_engine_under_load(two: Served) -> None:
         streams = [pool.submit(lasting, client, n, lambda: begun.append(1)) for n in range(8)]
         two.wait_until("all streams", lambda: len(begun) == 8, 60)
         assert all(value > 0 for value in by_engine(two, "vllm:num_requests_running").values())
+        both = [{"engine": number, "status": "ready"} for number in "01"]
+        assert two.ask("/health") == (200, {"status": "ready", "engines": both})
         generated = by_engine(two, "vllm:generation_tokens_total")
         killed = time.monotonic()
         os.kill(two.engine_pids()[0], signal.SIGKILL)
@@ -154,7 +156,7 @@ def test_kill_9_of_one_engine_under_load(two: Served) -> None:
         (gone,) = [each for each in two.ask("/health")[1]["engines"] if each["status"] != "ready"] or [
             {"engine": ""}
         ]
-        assert two.health() == 200
+        assert two.health() == two.ask("/ready")[0] == 200
         assert set(by_engine(two, "vllm:num_requests_running")) == {"0", "1"}
         ends = [stream.result(120) for stream in streams]
     assert ends == expected
