@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,58 +40,79 @@ def run(server: Served, *command: str) -> str:
     return done.stdout
 
 
-def python(server: Served, name: str, *arguments: str) -> str:
-    return run(server, sys.executable, str(EXAMPLES / name), *arguments)
+@pytest.fixture(scope="module")
+def interpreter(example_server: Served) -> Iterator[subprocess.Popen[str]]:
+    """Runs the scripts one after the other: to import the SDKs takes longer than most of them."""
+    environment = {**os.environ, "CHORALE_URL": example_server.url, "OMP_NUM_THREADS": "1"}
+    environment.pop("CHORALE_MODEL", None)
+    command = [sys.executable, "-m", "tests.docs.python_child"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
+        yield process
+        process.stdin.close()
 
 
-def test_offline_batch(example_server: Served) -> None:
-    printed = python(example_server, "offline_batch.py")
+def python(interpreter: subprocess.Popen[str], name: str, *arguments: str) -> str:
+    path = EXAMPLES / name
+    source = (
+        f"import runpy, sys; sys.path.insert(0, {str(EXAMPLES)!r}); sys.argv = {[str(path), *arguments]!r}\n"
+        f"runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    asked = {"page": name, "source": source, "folder": str(EXAMPLES.parent), "console": False}
+    print(json.dumps(asked), file=interpreter.stdin, flush=True)
+    done = json.loads(interpreter.stdout.readline())
+    assert not done["error"], done["error"] + done["out"]
+    return str(done["out"])
+
+
+def test_offline_batch(interpreter: subprocess.Popen[str]) -> None:
+    printed = python(interpreter, "offline_batch.py")
     assert "17 + 25 = 42" in printed
     assert "812 - 345 = 467" in printed
 
 
-def test_streaming_chat(example_server: Served) -> None:
-    printed = python(example_server, "streaming_chat.py", "What is 17 + 25?")
+def test_streaming_chat(interpreter: subprocess.Popen[str]) -> None:
+    printed = python(interpreter, "streaming_chat.py", "What is 17 + 25?")
     assert re.fullmatch(r"Reasoning: .+\n\nAnswer: 17 \+ 25 = 42\n\[\d+ tokens\]\n", printed, re.DOTALL)
 
 
-def test_function_calls(example_server: Served) -> None:
-    printed = python(example_server, "function_calls.py").splitlines()
+def test_function_calls(interpreter: subprocess.Popen[str]) -> None:
+    printed = python(interpreter, "function_calls.py").splitlines()
     assert printed[0].startswith('get_weather({"city":"Paris"}) = ')
     assert "18" in printed[-1]  # the temperature that the function returned
 
 
-def test_streamed_function_calls(example_server: Served) -> None:
-    printed = python(example_server, "streamed_function_calls.py").splitlines()
+def test_streamed_function_calls(interpreter: subprocess.Popen[str]) -> None:
+    printed = python(interpreter, "streamed_function_calls.py").splitlines()
     assert printed[0].startswith('get_weather({"city":"Paris"}) = ')
     assert "18" in printed[-1]
 
 
-def test_conversation(example_server: Served) -> None:
-    printed = python(example_server, "conversation.py").splitlines()
+def test_conversation(interpreter: subprocess.Popen[str]) -> None:
+    printed = python(interpreter, "conversation.py").splitlines()
     asked = {"What is 17 + 25?": "17 + 25 = 42", "What is 812 - 345?": "812 - 345 = 467"}
     assert printed[:2] == [f"{question} {answer}" for question, answer in asked.items()]
     stored = [line for pair in asked.items() for line in zip(("user", "assistant"), pair, strict=True)]
     assert printed[2:] == [f"{role}: {text}" for role, text in stored]
 
 
-def test_file_input(example_server: Served) -> None:
-    assert python(example_server, "file_input.py") == "17 + 25 = 42\n"
+def test_file_input(interpreter: subprocess.Popen[str]) -> None:
+    assert python(interpreter, "file_input.py") == "17 + 25 = 42\n"
 
 
-def test_structured_output(example_server: Served) -> None:
-    printed = python(example_server, "structured_output.py")
+def test_structured_output(interpreter: subprocess.Popen[str]) -> None:
+    printed = python(interpreter, "structured_output.py")
     assert printed == "Person(name='Anna Berg', age=34, city='Oslo')\n"
 
 
-def test_background(example_server: Served) -> None:
-    printed = python(example_server, "background.py")
+def test_background(interpreter: subprocess.Popen[str]) -> None:
+    printed = python(interpreter, "background.py")
     assert re.match(r"left resp_\w+ after event 3\n", printed)
     assert "23 × 17 = 391" in printed
     assert printed.endswith("status: completed\n")
 
 
-def test_mcp_tools(example_server: Served) -> None:
+def test_mcp_tools(interpreter: subprocess.Popen[str]) -> None:
     needs("mcp")
     port = free_port()
     command = [sys.executable, str(EXAMPLES / "mcp_tools.py"), "serve", str(port)]
@@ -106,21 +129,21 @@ def test_mcp_tools(example_server: Served) -> None:
             # Until the MCP server listens, listing its tools fails, and the answer reports the error.
             while "in_stock" not in printed and time.monotonic() < deadline:
                 assert server.poll() is None
-                printed = python(example_server, "mcp_tools.py", "ask", f"http://127.0.0.1:{port}/mcp")
+                printed = python(interpreter, "mcp_tools.py", "ask", f"http://127.0.0.1:{port}/mcp")
             assert "tools: ['in_stock']" in printed
         finally:
             server.kill()
 
 
-def test_anthropic_messages(example_server: Served) -> None:
+def test_anthropic_messages(interpreter: subprocess.Popen[str]) -> None:
     needs("anthropic")
-    printed = python(example_server, "anthropic_messages.py")
+    printed = python(interpreter, "anthropic_messages.py")
     assert re.fullmatch(r"Thinking: .+\n\nAnswer: 17 \+ 25 = 42\n\[\d+ tokens\]\n", printed, re.DOTALL)
 
 
-def test_openai_agents(example_server: Served) -> None:
+def test_openai_agents(interpreter: subprocess.Popen[str]) -> None:
     needs("agents")
-    assert "18" in python(example_server, "agents/openai_agents.py")
+    assert "18" in python(interpreter, "agents/openai_agents.py")
 
 
 def test_claude_code(example_server: Served, tmp_path: Path) -> None:
