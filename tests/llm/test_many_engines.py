@@ -34,7 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(folder: Path) -> Iterator[LLM]:
-    with LLM(str(folder), **OPTIONS, device="cpu", seed=5, data_parallel_size=2) as made:
+    options = {**OPTIONS, "device": "cpu", "data_parallel_size": 2, "enable_sleep_mode": True}
+    with LLM(str(folder), **options, seed=5) as made:
         yield made
 
 
@@ -122,13 +123,11 @@ def test_a_call_within_a_call_is_refused(two: LLM, monkeypatch: pytest.MonkeyPat
     assert engine(two)._client.num_in_flight == 0
 
 
-def test_metrics_right_after_a_command_show_its_state(folder: Path) -> None:
-    options = {**OPTIONS, "device": "cpu", "data_parallel_size": 2, "enable_sleep_mode": True}
-    with LLM(str(folder), **options) as made:
-        for change, state in ((lambda: made.sleep(2), "discard_all"), (made.wake_up, "awake")):
-            change()
-            found = [each for each in made.get_metrics() if each.labels.get("sleep_state") == state]
-            assert [vars(each)["value"] for each in found] == [1.0, 1.0]
+def test_metrics_right_after_a_command_show_its_state(two: LLM) -> None:
+    for change, state in ((lambda: two.sleep(2), "discard_all"), (two.wake_up, "awake")):
+        change()
+        found = [each for each in two.get_metrics() if each.labels.get("sleep_state") == state]
+        assert [vars(each)["value"] for each in found] == [1.0, 1.0]
 
 
 def test_shutdown_ends_the_processes_and_removes_their_folder(two: LLM) -> None:

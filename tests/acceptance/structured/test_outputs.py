@@ -131,11 +131,11 @@ async def test_every_constraint_field_is_enforced(client: LocalClient) -> None:
     async with answering(client) as server:
         chats = await asyncio.gather(*(ask(server, "chat", **fields, **common) for fields, _ in ASKED))
         raw = await asyncio.gather(
-            *(server.post("/v1/completions", prompt="x:", n=2, **fields, **common) for fields, _ in ASKED)
+            *(server.post("/v1/completions", prompt="x:", **fields, **common) for fields, _ in ASKED)
         )
         for (fields, check), answer, (status, body) in zip(ASKED, chats, raw, strict=True):
             assert (answer.finish, status) == ("stop", 200), (fields, answer, body)
-            assert [choice["finish_reason"] for choice in body["choices"]] == ["stop"] * 2, (fields, body)
+            assert [choice["finish_reason"] for choice in body["choices"]] == ["stop"], (fields, body)
             for text in (answer.text, *(choice["text"] for choice in body["choices"])):
                 assert check(text), (fields, text)
 
