@@ -54,7 +54,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # These folders have few but long tests. They start first, so that no worker is idle at the end.
-FIRST = ("serve", "acceptance", "kernels", "parallel", "cli", "runtime", "tools", "demo", "training")
+FIRST = (
+    "serve",
+    "acceptance",
+    "kernels",
+    "parallel",
+    "cli",
+    "runtime",
+    "tools",
+    "docs",
+    "llm",
+    "demo",
+    "training",
+)
 
 
 @pytest.hookimpl(optionalhook=True)
