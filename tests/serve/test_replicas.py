@@ -44,7 +44,7 @@ async def states(server: Supervised) -> list[str]:
 async def both_ready(server: Supervised) -> None:
     await server.listening()
     while await states(server) != ["ready", "ready"]:
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.05)
 
 
 async def metric(server: Supervised, name: str) -> dict[str, float]:
@@ -94,7 +94,7 @@ async def test_the_server_serves_although_one_engine_cannot_start() -> None:
         assert (await complete(s, [1] * 40))[0] == 200
         for _ in range(4):  # any process may answer
             while await states(s) != ["ready", "failed"]:
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.05)
             status, body = await health(s)
             assert (status, body["status"]) == (200, "ready")
             assert "out of memory" in body["engines"][1]["message"]
@@ -102,7 +102,7 @@ async def test_the_server_serves_although_one_engine_cannot_start() -> None:
             assert await metric(s, "chorale:engine_up") == {"0": 1, "1": 0}
         restarts = {"0": 0.0, "1": 4.0}  # after five failed starts
         while await metric(s, "chorale:engine_restarts_total") != restarts:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
         lost = [e["message"] for e in s.events if e.get("state") == "dead"]
         assert lost[-1].startswith("engine 1: ")
         assert lost[-1].endswith("; the other engines keep running")

@@ -75,7 +75,7 @@ class Served:
             assert time.monotonic() - started < seconds, (
                 f"{what}: not within {seconds} s\n{self.log.read_text()}"
             )
-            time.sleep(0.02)
+            time.sleep(0.05)  # the condition may ask for all metrics
         return time.monotonic() - started
 
 
