@@ -138,31 +138,6 @@ def test_each_line_ends_in_one_file_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_stopped_server_leaves_its_batch_to_the_next(tmp_path: Path, num_processes: int) -> None:
-    store, port, number = str(tmp_path / "store.sqlite3"), free_port(), 400
-
-    async def begin() -> str:
-        async with client(port) as http:
-            batch_id = await upload(http, lines(number))
-            await progressed(http, batch_id, number // 3)
-            return batch_id
-
-    async def finish(batch_id: str) -> None:
-        async with client(port) as http:
-            batch = await progressed(http, batch_id, number + 1)
-            found = [await content(http, batch[f"{kind}_file_id"]) for kind in ("output", "error")]
-            check(number, batch, *found)
-
-    with started(store, port, api_server_count=num_processes) as process:
-        batch_id = asyncio.run(begin())
-        process.terminate()
-        assert process.wait(20) == 0
-    with started(store, port, api_server_count=num_processes):
-        asyncio.run(finish(batch_id))
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_ten_thousand_lines_and_twenty_kills(tmp_path: Path) -> None:
     seconds, num_met = killed(tmp_path, 10_000, 20)

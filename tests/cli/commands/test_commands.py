@@ -203,18 +203,6 @@ def test_a_private_server_ends_with_its_command(
     assert list(short_path.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_a_private_server_starts_with_a_deep_temporary_folder(tmp_path: Path) -> None:
-    deep = tmp_path / ("d" * 80)
-    deep.mkdir()
-    command = [sys.executable, "-m", "chorale", "chat", "demo", "--quick", "Hi"]
-    environment = os.environ | {"TMPDIR": str(deep)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip()
-    assert list(deep.iterdir()) == []
-
-
 def test_help_accepts_a_group_a_flag_or_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     def shown(topic: str) -> str:
         assert main(["serve", f"--help={topic}"]) == 0

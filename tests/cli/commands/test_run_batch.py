@@ -236,19 +236,3 @@ def test_a_run_resumes_after_an_engine_failure_and_an_interruption() -> None:
     assert f"resumed: {len(before)} lines are done" in said
     assert [record["custom_id"] for record in output()] == names
     assert all(record["response"]["status_code"] == 200 for record in output())
-
-
-@pytest.mark.slow
-def test_a_killed_run_of_the_demo_is_resumed() -> None:
-    names = write_input(24, max_tokens=16, model="demo")
-    options = [*FILES, "--model", "demo", "--max-num-seqs", "4", "--max-model-len", "512"]
-    with started("run-batch", *options) as process:
-        until_records(process, 6)
-        process.kill()
-        process.wait()
-    assert recorded()
-    with started("run-batch", *options) as process:
-        code, said = finish(process)
-    assert code == 0, said
-    assert [record["custom_id"] for record in output()] == names
-    assert all(record["response"]["body"]["usage"]["completion_tokens"] for record in output())
