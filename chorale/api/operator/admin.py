@@ -105,7 +105,7 @@ async def wake_up(state: ServerState, request: Request) -> Response:
     tags = request.query_params.getlist("tags")
     for tag in tags:
         if tag not in (*MEMORY, "scheduling"):
-            raise invalid("tags", f"must be {', '.join(MEMORY)} or scheduling")
+            raise invalid("query.tags", f"must be {', '.join(MEMORY)} or scheduling")
     outcome = await state.client.control(Command(action="wake_up", tags=tuple(tags)))
     return json_response({"status": "sleeping" if outcome.is_sleeping else "awake", "tags": tags or None})
 
@@ -212,12 +212,12 @@ def _choice(request: Request, name: str, choices: tuple[str, ...]) -> Any:
     """Returns a query parameter; by default the first of its ``choices``."""
     value = request.query_params.get(name, choices[0])
     if value not in choices:
-        raise invalid(name, f"must be one of {', '.join(choices)}")
+        raise invalid(f"query.{name}", f"must be one of {', '.join(choices)}")
     return value
 
 
 def _boolean(request: Request, name: str, *, default: bool) -> bool:
     found = _BOOLEANS.get(request.query_params.get(name, str(default)).lower())
     if found is None:
-        raise invalid(name, "must be true or false")
+        raise invalid(f"query.{name}", "must be true or false")
     return found

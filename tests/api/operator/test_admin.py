@@ -83,7 +83,7 @@ async def test_each_endpoint_gives_its_command(
 )
 async def test_a_wrong_value_is_refused_before_the_engine_is_told(url: str, param: str) -> None:
     response, commands = await ask("POST", url)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, f"query.{param}")
     assert not commands
 
 
