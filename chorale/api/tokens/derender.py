@@ -7,7 +7,7 @@ A stream's chunk is read after all tokens before it, which the client sends with
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,7 @@ from chorale.api.tokens.generated import (
     choice_chunk,
     chunk_of,
     folded,
+    num_candidates,
     play,
 )
 from chorale.api.usage import NO_METRICS, usage_object
@@ -70,6 +71,9 @@ def _chat(state: ServerState, asked: DerenderChatRequest) -> dict[str, Any]:
         chat = parse_chat(asked.chat_request)
         chat.take_defaults(state.config)
         chat.stream, chat.n = asked.stream, max(1, len(given.choices))
+        if not chat.logprobs:
+            chat.top_logprobs = num_candidates(given.choices, state.client.info.max_logprobs)
+            chat.logprobs = chat.top_logprobs is not None
         tail = split_continued(chat)[1]
         header = () if tail is None else continue_prompt([], tail, state.vocab)
         turn = turn_of(state, chat, prompt, read_client_rules(chat), header)
@@ -81,6 +85,7 @@ def _chat(state: ServerState, asked: DerenderChatRequest) -> dict[str, Any]:
         return _next_chunk(state, asked, given, len(prompt), chat_choice(state, turn), writers, empty)
     chunks = _whole(state, given, f"{name}.choices")
     body = chat_body(answer, [folded(chat_choice(state, turn), each) for each in chunks], turn)
+    _keep_reasons(body, given.choices)
     return body | {"prompt_logprobs": given.prompt_logprobs}
 
 
@@ -95,6 +100,9 @@ def _completion(state: ServerState, asked: DerenderCompletionRequest) -> dict[st
         completion.take_defaults(state.config)
         if completion.echo and completion.logprobs is not None:
             raise unsupported("echo", "cannot be combined with logprobs")
+        if completion.logprobs is None and not completion.echo:
+            choices = [choice for each in given for choice in each.choices]
+            completion.logprobs = num_candidates(choices, state.client.info.max_logprobs)
         completion.stream, completion.n = asked.stream, 1 if asked.stream else completion.n
         prepared = [_prompt_turn(state, completion, each) for each in prompts]
     answer = TextAnswer(
@@ -112,10 +120,17 @@ def _completion(state: ServerState, asked: DerenderCompletionRequest) -> dict[st
         chunks = _whole(state, each, f"{name}[{place}].choices")
         folds.append([folded(raw_choice(state, one.turn, completion), chunk) for chunk in chunks])
     body = text_body(prepared, folds, answer)
+    _keep_reasons(body, [choice for each in given for choice in each.choices])
     if completion.prompt_logprobs is not None:
         for place, choice in enumerate(body["choices"]):
             choice["prompt_logprobs"] = given[place // completion.n].prompt_logprobs
     return body
+
+
+def _keep_reasons(body: dict[str, Any], given: Iterable[GeneratedChoice]) -> None:
+    """Sets the stop reasons that the engine gave."""
+    for choice, each in zip(body["choices"], given, strict=True):
+        choice["stop_reason"] = each.stop_reason
 
 
 def _whole(state: ServerState, given: Generated, path: str) -> list[TokenChunk]:
@@ -155,6 +170,8 @@ def _next_chunk(
             if line.startswith("data: {"):
                 _merge(found, json.loads(line[6:]))
         found["choices"][0]["index"] = chosen.index
+        if chosen.finish_reason is not None:
+            _keep_reasons(found, [chosen])
         before += chosen.token_ids
     if not given.choices:
         found["choices"] = []

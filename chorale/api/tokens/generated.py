@@ -5,6 +5,7 @@ The choices of turns read the tokens of these, as they read those of an engine.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -128,6 +129,13 @@ class DerenderCompletionRequest(_Derender):
     generate_responses: Annotated[list[Generated], limits.items("prompts")] | None = None
     prompt_tokens: list[_Count] | _Count | None = None
     prompt_token_ids: list[_Ids | None] | _Ids | None = None
+
+
+def num_candidates(choices: Iterable[GeneratedChoice], most: int) -> int | None:
+    """Returns the largest number of candidates at a position, up to ``most``. None: there are no scores."""
+    scores = [each.logprobs.content for each in choices if each.logprobs is not None]
+    counts = [len(each.top_logprobs) for content in scores for each in content or ()]
+    return min(max(counts), most) if counts else None
 
 
 def choice_chunk(state: ServerState, choice: GeneratedChoice, num_cached: int = 0) -> TokenChunk:

@@ -103,6 +103,32 @@ async def test_an_answer_that_would_need_the_model_again_ends() -> None:
         assert not server.client.requests
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_scores_and_stop_reasons_are_kept_without_being_requested(stream: bool) -> None:
+    text = f"{FINAL}4 2<|return|>"
+    scores = [
+        {"token_id": each, "logprob": -1.0, "top_logprobs": [{"token_id": 7, "logprob": -0.5}]}
+        for each in ids(text)
+    ]
+    choice = {"index": 0, "token_ids": ids(text), "finish_reason": "stop", "stop_reason": 99}
+    generated = {"request_id": "a", "choices": [{**choice, "logprobs": {"content": scores}}]}
+    name = "generate_chunk" if stream else "generate_response"
+    async with served(playing(text)) as server:
+        asked = {"chat_request": {"messages": USER}, "stream": stream, name: generated}
+        body = (await server.http.post(f"{CHAT}/derender", json=asked)).json()
+        (found,) = (body["chunk"] if stream else body)["choices"]
+        assert found["stop_reason"] == 99
+        content = found["logprobs"]["content"]
+        assert [(each["token"], each["top_logprobs"][0]["token"]) for each in content] == [
+            (token, "(") for token in ("4", " ", "2")
+        ]
+        name = name if stream else "generate_responses"
+        asked = {"stream": stream, name: generated if stream else [generated]}
+        body = (await server.http.post(f"{TEXT}/derender", json=asked)).json()
+        (found,) = (body["chunk"] if stream else body)["choices"]
+        assert (found["stop_reason"], len(found["logprobs"]["tokens"])) == (99, len(ids(text)) - 1)
+
+
 TEXTS: list[dict[str, Any]] = [
     {"prompt": ["One,", "Two"], "n": 2, "logprobs": 1, "return_token_ids": True},
     {"prompt": [1, 2], "echo": True, "stop": "4"},
