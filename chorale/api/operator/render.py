@@ -7,7 +7,8 @@ is vLLM's: a body of /inference/v1/generate, and for a completion a list with on
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,12 +20,15 @@ from chorale.api.chat.prepare import prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.completions.endpoint import prepare_turns
 from chorale.api.completions.request import CompletionRequest, parse_completion
+from chorale.api.http.auth import request_id
 from chorale.api.http.responses import large_response, read_as
+from chorale.api.limits import SIZES
 from chorale.api.messages.prepare import prepare as prepare_message
 from chorale.api.messages.request import MessagesRequest, parse_messages
 from chorale.api.responses.prepare import prepare as prepare_response
 from chorale.api.responses.request import ResponsesRequest, parse_request
 from chorale.api.state import ServerState, check_model
+from chorale.errors import invalid
 from chorale.grammar.constraint import Constraint
 from chorale.turns.built_in.open import close_tools
 from chorale.turns.functions import Function
@@ -49,18 +53,25 @@ def routes(state: ServerState) -> list[Route]:
 
 async def render_chat(state: ServerState, request: Request) -> Response:
     """Returns the prompt of the chat's first round. Raises the same errors as the chat endpoint."""
-    chat = await read_as(request, state.config, parse_chat)
+    chat, name = await read_as(request, state.config, lambda data: (parse_chat(data), _name(request, data)))
     check_model(state, chat.model)
     turn = await prepare(state, chat, request.state.owner)
     await close_tools(turn.tools)  # nothing is submitted to the engine
+    turn = replace(turn, request_id=f"chatcmpl-{name}")
     return await large_response(lambda: _rendered(state, chat, turn), heavy=_is_heavy([turn]))
 
 
 async def render_completion(state: ServerState, request: Request) -> Response:
     """Returns each prompt of the completion. Raises the same errors as the completions endpoint."""
-    completion = await read_as(request, state.config, parse_completion)
+    completion, name = await read_as(
+        request, state.config, lambda data: (parse_completion(data), _name(request, data))
+    )
     check_model(state, completion.model)
-    turns = [one.turn for one in await prepare_turns(state, completion, request.state.owner)]
+    prepared = await prepare_turns(state, completion, request.state.owner)
+    ends = [f"-{index}" for index in range(len(prepared))] if len(prepared) > 1 else [""]
+    turns = [
+        replace(one.turn, request_id=f"cmpl-{name}{end}") for one, end in zip(prepared, ends, strict=True)
+    ]
     return await large_response(
         lambda: [_rendered(state, completion, turn) for turn in turns], heavy=_is_heavy(turns)
     )
@@ -84,6 +95,16 @@ async def render_response(state: ServerState, request: Request) -> Response:
     return await large_response(lambda: _rendered(state, asked, turn), heavy=_is_heavy([turn]))
 
 
+def _name(request: Request, data: Mapping[str, Any]) -> str:
+    """Returns the client's id of the request, or a new one. As in vLLM, the header precedes the body."""
+    name = data.get("request_id")
+    if name is None or "x-request-id" in request.headers:
+        return request_id(request.scope)
+    if not isinstance(name, str) or not 0 < len(name) <= SIZES["identifier"].max:
+        raise invalid("request_id", f"must be a string of 1 to {SIZES['identifier'].max} characters")
+    return name
+
+
 def _is_heavy(turns: Sequence[TurnRequest]) -> bool:
     return sum(len(turn.prompt_token_ids) for turn in turns) > _HEAVY_TOKENS
 
@@ -105,6 +126,7 @@ def _rendered(
         "include_stop_str_in_output": turn.include_stop,
         "logit_bias": spec.logit_bias or None,
         "allowed_token_ids": spec.allowed_token_ids,
+        "logprob_token_ids": list(spec.logprob_token_ids) or None,
         "bad_words": asked.bad_words,
         "skip_special_tokens": getattr(asked, "skip_special_tokens", True),
         "thinking_token_budget": turn.rules.thinking_budget,

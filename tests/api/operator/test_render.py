@@ -79,6 +79,32 @@ def check_request(found: dict[str, Any], request: Any, body: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "prefix"),
+    [
+        ("chat/completions", {"messages": USER}, "chatcmpl-"),
+        ("completions", {"prompt": "x"}, "cmpl-"),
+        ("completions", {"prompt": ["x", "y"]}, "cmpl-"),
+    ],
+)
+async def test_a_rendered_request_has_the_clients_id(path: str, body: dict[str, Any], prefix: str) -> None:
+    async with served(ScriptedClient(lambda request, index: Script(()))) as server:
+
+        async def render(headers: dict[str, str] | None = None, **fields: Any) -> list[str]:
+            answer = await server.http.post(f"/v1/{path}/render", json={**body, **fields}, headers=headers)
+            found = answer.json()
+            return [each["request_id"] for each in (found if isinstance(found, list) else [found])]
+
+        ends = ["-0", "-1"] if isinstance(body.get("prompt"), list) else [""]
+        assert await render(request_id="abc") == [f"{prefix}abc{end}" for end in ends]
+        assert await render({"X-Request-Id": "top"}, request_id="abc") == [
+            f"{prefix}top{end}" for end in ends
+        ]
+        assert (await render())[0] != (await render())[0]
+        refused = await server.http.post(f"/v1/{path}/render", json={**body, "request_id": 5})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "request_id")
+
+
+@pytest.mark.parametrize(
     ("path", "body", "status"),
     [
         ("chat/completions", {"messages": []}, 400),
