@@ -35,6 +35,7 @@ Include = Literal[
 
 
 TokenId = Annotated[int, limits.token_id()]
+LogprobTokenIds = Annotated[list[TokenId], limits.items("logprob_token_ids")]
 Metadata = dict[Annotated[str, limits.items("metadata_key")], Annotated[str, limits.items("metadata_value")]]
 StopString = Annotated[str, Field(min_length=1), limits.utf8_bytes("stop_bytes")]
 
@@ -60,7 +61,7 @@ HARMLESS: dict[str, str] = {
     "prompt_cache_key": "the prefix cache finds equal prefixes by itself",
     "prompt_cache_options": "the prefix cache finds equal prefixes by itself",
     "prompt_cache_retention": "the prefix cache finds equal prefixes by itself",
-    "request_id": "ids are assigned by the server; label a request with the X-Request-Id header",
+    "request_id": "ids of answers are assigned by the server; label a request with the X-Request-Id header",
     "session_id": "a label for routers; the prefix cache finds equal prefixes by itself",
     "truncation_side": "prompts are never truncated",
     "spaces_between_special_tokens": "special tokens are not part of the text",
@@ -77,7 +78,6 @@ REFUSED: dict[str, Refusal] = {
     "ec_transfer_params": Refusal("there is no disaggregated prefill"),
     "vllm_xargs": Refusal("there are no engine extensions"),
     "truncate_prompt_tokens": Refusal("prompts are never truncated; send one that fits", neutral=()),
-    "logprob_token_ids": Refusal("log-probabilities are returned for the likeliest tokens only"),
     "repetition_detection": Refusal("repetition is not detected; see repetition_penalty"),
     "stream_interval": Refusal("set for the whole server by --stream-interval"),
     "watermarking": Refusal("answers are not watermarked"),
@@ -175,6 +175,7 @@ class StreamedFields(StructuredFields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_tokens_as_token_ids: bool = False
+    logprob_token_ids: LogprobTokenIds | None = None
     routed_experts_prompt_start: Annotated[int, limits.number("routed_experts_prompt_start")] = 0
 
     @property

@@ -27,6 +27,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, c
 from chorale.config.sampling_fields import (
     INT32_MAX,
     INT64_MAX,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
     SAMPLING_FIELDS,
     VOCAB_SIZE,
@@ -139,6 +140,9 @@ SIZES: dict[str, Size] = {
     "stop_bytes": Size(256, "bytes", "length of a stop string in UTF-8"),
     "stop_token_ids": Size(256, "ids", "additional stop tokens"),
     "logit_bias": Size(1024, "entries", "biased tokens"),
+    "logprob_token_ids": Size(
+        MAX_LOGPROB_TOKEN_IDS, "ids", "tokens whose log-probabilities are returned at each position"
+    ),
     "allowed_token_ids": Size(VOCAB_SIZE, "ids", "tokens that may be sampled"),
     "bad_words": Size(256, "strings", "strings that must not appear in the output"),
     "tools": Size(128, "tools", "declared tools"),
@@ -149,7 +153,7 @@ SIZES: dict[str, Size] = {
     "input": Size(16_384, "items", "items in a Responses input"),
     "conversation_items": Size(20, "items", "items added to a conversation at once"),
     "prompts": Size(256, "prompts", "prompts in a completions request"),
-    "candidates": Size(MAX_LOGPROBS + 1, "tokens", "log-probabilities at one position"),
+    "candidates": Size(MAX_LOGPROB_TOKEN_IDS + 1, "tokens", "log-probabilities at one position"),
     "request_ids": Size(1024, "ids", "requests to abort"),
     "prompt_tokens": Size(196_608, "ids", "length of a prompt, as ids or text, before the context check"),
     "json_values": Size(

@@ -18,13 +18,17 @@ def is_scored(sampling: SamplingSpec) -> bool:
 
 
 class LogprobsWriter:
-    """Writes log-probabilities. ``as_ids``: tokens as ``token_id:123`` (return_tokens_as_token_ids)."""
+    """Writes log-probabilities. ``as_ids``: tokens as ``token_id:123`` (return_tokens_as_token_ids).
 
-    __slots__ = ("_as_ids", "_vocab")
+    ``named``: the candidates are those of ``logprob_token_ids``: all are returned, and the token itself.
+    """
 
-    def __init__(self, vocab: Vocabulary, as_ids: bool = False) -> None:
+    __slots__ = ("_as_ids", "_named", "_vocab")
+
+    def __init__(self, vocab: Vocabulary, as_ids: bool = False, named: bool = False) -> None:
         self._vocab = vocab
         self._as_ids = as_ids
+        self._named = named
 
     def token(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._as_ids else self._vocab.decode([token_id])
@@ -36,11 +40,17 @@ class LogprobsWriter:
         return {"content": [self._chat_entry(entry, num_top) for entry in logprobs], "refusal": None}
 
     def _chat_entry(self, entry: TokenLogprobs, num_top: int) -> dict[str, Any]:
-        top = zip(entry.top_ids[:num_top], entry.top_logprobs[:num_top], strict=True)
+        top = self._candidates(entry, num_top)
+        if self._named and entry.token_id not in entry.top_ids:
+            top.insert(0, (entry.token_id, entry.logprob))
         return {
             **self._chat_token(entry.token_id, entry.logprob),
             "top_logprobs": [self._chat_token(token_id, logprob) for token_id, logprob in top],
         }
+
+    def _candidates(self, entry: TokenLogprobs, num_top: int) -> list[tuple[int, float]]:
+        end = None if self._named else num_top
+        return list(zip(entry.top_ids[:end], entry.top_logprobs[:end], strict=True))
 
     def _chat_token(self, token_id: int, logprob: float) -> dict[str, Any]:
         return {
@@ -65,8 +75,7 @@ class LogprobsWriter:
     def _top(self, entry: TokenLogprobs, num_top: int) -> dict[str, float]:
         """Returns log-probabilities of the alternatives and the token by text, the highest of equal texts."""
         top: dict[str, float] = {}
-        pairs = list(zip(entry.top_ids[:num_top], entry.top_logprobs[:num_top], strict=True))
-        for token_id, logprob in [*pairs, (entry.token_id, entry.logprob)]:
+        for token_id, logprob in [*self._candidates(entry, num_top), (entry.token_id, entry.logprob)]:
             text = self.token(token_id)
             top[text] = max(logprob, LEAST, top.get(text, LEAST))
         return top

@@ -39,6 +39,7 @@ def make_turn(
             max_tokens=info.max_model_len if params.max_tokens is None else params.max_tokens,
             n=params.n,
             logprobs=params.logprobs,
+            logprob_token_ids=params.logprob_token_ids,
             prompt_logprobs=params.prompt_logprobs,
             routed_experts_start=params.routed_experts_prompt_start,
             stop=params.stop_strings,
@@ -51,9 +52,6 @@ def make_turn(
     sampling = msgspec.structs.replace(
         turn.sampling, skip_reading_prefix_cache=bool(params.skip_reading_prefix_cache)
     )
-    if params.logprob_token_ids:
-        ids = tuple(map(int, params.logprob_token_ids))
-        sampling = msgspec.structs.replace(sampling, logprobs=0, logprob_token_ids=ids)
     turn = dataclasses.replace(turn, sampling=sampling)
     for constraint in turn.grammar_parts:
         check_compiles(constraint)

@@ -48,12 +48,16 @@ def resolve_sampling(
     max_tokens: int | None,
     n: int = 1,
     logprobs: int | None = None,
+    logprob_token_ids: Sequence[int] | None = None,
     prompt_logprobs: int | None = None,
     routed_experts_start: int | None = None,
     prompt_param: str = "messages",
     logprobs_param: str = "top_logprobs",
 ) -> SamplingSpec:
-    """``max_tokens`` of None: up to the window. Raises ``ContextLengthError`` or ``RequestError``."""
+    """``max_tokens`` of None: up to the window; ``logprob_token_ids``: score these tokens instead of the
+    ``logprobs`` likeliest. Raises ``ContextLengthError`` or ``RequestError``."""
+    if logprob_token_ids:
+        logprobs = 0
     for param, number in ((logprobs_param, logprobs), ("prompt_logprobs", prompt_logprobs)):
         if number is not None and number > info.max_logprobs:
             raise RequestError(
@@ -82,6 +86,7 @@ def resolve_sampling(
         stop_token_ids=_token_ids(fields.stop_token_ids) or (),
         seed=None if fields.seed is None else fields.seed & _SEED_MASK,
         logprobs=logprobs,
+        logprob_token_ids=_token_ids(logprob_token_ids) or (),
         prompt_logprobs=prompt_logprobs,
         routed_experts_start=None if info.routed_experts is None else routed_experts_start,
     )
@@ -126,7 +131,7 @@ def fit_max_tokens(
 
 
 def _token_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if ids is None else tuple(dict.fromkeys(ids))
+    return None if ids is None else tuple(dict.fromkeys(map(int, ids)))
 
 
 def _logit_bias(bias: Mapping[str, float] | Mapping[int, float] | None, vocab_size: int) -> dict[int, float]:

@@ -105,6 +105,7 @@ ELEMENTS = {
     "prompt_token_ids": lambda value: [1, value],
     "stop_token_ids": lambda value: [value],
     "allowed_token_ids": lambda value: [value],
+    "logprob_token_ids": lambda value: [value],
     "logit_bias": lambda value: {"5": value},
     "thinking": lambda value: {"type": "enabled", "budget_tokens": value},
 }

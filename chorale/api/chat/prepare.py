@@ -95,6 +95,7 @@ def turn_of(
         max_tokens=chat.output_limit,
         n=chat.n,
         logprobs=chat.num_logprobs,
+        logprob_token_ids=chat.logprob_token_ids,
         prompt_logprobs=chat.prompt_logprobs,
         routed_experts_start=chat.routed_experts_start,
         parallel_tool_calls=chat.parallel_tool_calls,

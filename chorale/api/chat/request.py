@@ -105,6 +105,8 @@ def parse_chat(data: Mapping[str, Any]) -> ChatRequest:
 def _check_logprobs(chat: ChatRequest) -> None:
     if chat.top_logprobs and not chat.logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
+    if chat.logprob_token_ids and not chat.logprobs:
+        raise invalid("logprob_token_ids", "needs logprobs to be true")
     if chat.stream and chat.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "not available when streaming")
     if chat.stream and chat.routed_experts_prompt_start:

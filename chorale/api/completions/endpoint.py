@@ -87,6 +87,7 @@ def prompt_turn(
         max_tokens=max(1, completion.max_tokens),
         n=completion.n,
         logprobs=completion.logprobs,
+        logprob_token_ids=completion.logprob_token_ids,
         prompt_logprobs=completion.num_prompt_logprobs,
         routed_experts_start=completion.routed_experts_start,
         prompt_param="prompt",

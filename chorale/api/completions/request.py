@@ -55,6 +55,8 @@ def parse_completion(data: Mapping[str, Any]) -> CompletionRequest:
     completion = fields.parse(CompletionRequest, data, HARMLESS, REFUSED)
     if completion.best_of not in (None, completion.n):
         raise unsupported("best_of", "must equal n")
+    if completion.logprob_token_ids and completion.logprobs is None:
+        raise invalid("logprob_token_ids", "needs logprobs")
     if completion.stream and completion.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "not available when streaming")
     if completion.stream and completion.routed_experts_prompt_start:

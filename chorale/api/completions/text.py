@@ -44,7 +44,9 @@ class TextAnswer:
 
     @property
     def writer(self) -> LogprobsWriter:
-        return LogprobsWriter(self.vocab, self.request.return_tokens_as_token_ids)
+        asked = self.request
+        named = bool(asked.logprob_token_ids)
+        return LogprobsWriter(self.vocab, asked.return_tokens_as_token_ids, named)
 
     def object(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
         body: dict[str, Any] = {

@@ -64,7 +64,8 @@ class TokenAnswer:
         self.id = answer_id
         self.turn, self.mode = turn, asked.output_mode
         self._state, self._asked = state, asked
-        self._writer = LogprobsWriter(state.vocab, state.config.tokens_as_ids)
+        named = bool(asked.sampling_params.logprob_token_ids)
+        self._writer = LogprobsWriter(state.vocab, state.config.tokens_as_ids, named)
         self._created = int(time.time())
         self._prompt_token_ids = asked.token_ids if asked.return_token_ids else None
 
@@ -105,7 +106,7 @@ class TokenAnswer:
             "weight_versions": None,  # the weights have no versions
             "logprobs": None,
         }
-        num_top = self._asked.sampling_params.logprobs
+        num_top = self._asked.sampling_params.num_logprobs
         if num_top is not None and mode == "tokens":
             choice["logprobs"] = token_scores(piece.logprobs)
         elif num_top is not None:

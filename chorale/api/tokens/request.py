@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from chorale.api import fields, limits
 from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.field_docs import described
-from chorale.api.fields import Refusal, SamplerFields, StreamOptions, TokenId
+from chorale.api.fields import LogprobTokenIds, Refusal, SamplerFields, StreamOptions, TokenId
 from chorale.api.http.body import parse_model
 from chorale.errors import RequestError, invalid
 
@@ -32,12 +32,12 @@ SAMPLING_HARMLESS: dict[str, str] = {
     "output_text_buffer_length": "follows from `stop`",
 }
 _SAMPLER = (
-    "use_beam_search", "logits_processors", "truncate_prompt_tokens", "logprob_token_ids", "watermarking",
+    "use_beam_search", "logits_processors", "truncate_prompt_tokens", "watermarking",
     "repetition_detection", "stream_interval",
 )  # fmt: skip
 SAMPLING_REFUSED: dict[str, Refusal] = {name: fields.REFUSED[name] for name in _SAMPLER} | {
     "extra_args": Refusal("there are no engine extensions"),
-    "prompt_logprob_token_ids": fields.REFUSED["logprob_token_ids"],
+    "prompt_logprob_token_ids": Refusal("prompts are scored for the likeliest tokens only"),
     "prompt_logprob_start": Refusal("the whole prompt is scored"),
     "skip_reading_prefix_cache": Refusal("use a cache_salt that no other request has"),
     "trace_decode_token_ids": Refusal("tokens are always sampled"),
@@ -55,6 +55,7 @@ class TokenSampling(SamplerFields):
     n: Annotated[int, limits.number("n")] = 1
     max_tokens: Annotated[int, limits.number("max_tokens")] | None = None
     logprobs: Annotated[int, limits.number("logprobs")] | None = None
+    logprob_token_ids: LogprobTokenIds | None = None
     prompt_logprobs: Annotated[int, limits.number("prompt_logprobs")] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
@@ -63,6 +64,10 @@ class TokenSampling(SamplerFields):
     routed_experts_prompt_start: Annotated[int, limits.number("routed_experts_prompt_start")] = 0
 
     priority: ClassVar[None] = None  # a field of the request, not of its sampling
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return 0 if self.logprob_token_ids and self.logprobs is None else self.logprobs
 
 
 class GenerateRequest(BaseModel):
@@ -91,7 +96,7 @@ class GenerateRequest(BaseModel):
                     "structured_outputs": sampling.structured_outputs,
                     "thinking_token_budget": sampling.thinking_token_budget,
                     "n": sampling.n,
-                    "logprobs": sampling.logprobs is not None,
+                    "logprobs": sampling.num_logprobs is not None,
                     "top_logprobs": sampling.logprobs,
                     **(self.parse_context or {}),
                 }

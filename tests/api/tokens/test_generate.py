@@ -35,6 +35,8 @@ LARK = {"grammar": 'start: "a" | "b"'}
 BODIES: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": USER, **SAMPLED}),
     (CHAT, {"messages": USER, "logprobs": True, "top_logprobs": 3, "n": 2, "prompt_logprobs": 1}),
+    (CHAT, {"messages": USER, "logprobs": True, "logprob_token_ids": [7, 5, 7]}),
+    (TEXT, {"prompt": "One,", "logprobs": 2, "logprob_token_ids": [7, 5]}),
     (CHAT, {"messages": USER, "tools": [TOOL, CUSTOM], "max_tokens": 50}),
     (CHAT, {"messages": USER, "tools": [TOOL, CUSTOM], "tool_choice": FORCED}),
     (CHAT, {"messages": USER, "functions": [NAMED], "function_call": {"name": "f"}}),
