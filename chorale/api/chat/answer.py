@@ -25,7 +25,7 @@ class Answer:
     num_logprobs: int | None
     logprobs: LogprobsWriter
     return_token_ids: bool
-    scores_all: bool  # log-probabilities are of all tokens, not of the content only
+    shows_tokens: bool  # the ids and log-probabilities of all tokens; false if the reasoning is hidden
     metrics: ShownMetrics
     fingerprint: str | None
     legacy_call: bool  # the request has ``functions``, so return ``function_call``
@@ -40,9 +40,11 @@ class Answer:
             model=state.model_names[0],
             reasoning_fields=shown if chat.include_reasoning else (),
             num_logprobs=chat.num_logprobs,
-            logprobs=LogprobsWriter(state.vocab, chat.return_tokens_as_token_ids),
+            logprobs=LogprobsWriter(
+                state.vocab, chat.return_tokens_as_token_ids, bool(chat.logprob_token_ids)
+            ),
             return_token_ids=chat.return_token_ids,
-            scores_all=chat.return_token_ids and chat.include_reasoning,
+            shows_tokens=chat.return_token_ids and chat.include_reasoning,
             metrics=state.shown_metrics(),
             fingerprint=state.fingerprint,
             legacy_call=bool(chat.functions) and not chat.tools,

@@ -36,7 +36,7 @@ def _choice(answer: Answer, index: int, fold: Fold, ended: TurnEnded) -> dict[st
         "logprobs": _logprobs(answer, fold),
         "finish_reason": answer.finish_reason(ended),
         "stop_reason": ended.stop_reason,
-        "token_ids": list(ended.output_token_ids) if answer.return_token_ids else None,
+        "token_ids": list(ended.output_token_ids) if answer.shows_tokens else None,
     }
     return choice
 
@@ -77,5 +77,5 @@ def _logprobs(answer: Answer, fold: Fold) -> dict[str, Any] | None:
     if answer.num_logprobs is None:
         return None
     content = [entry for item in fold.items if item.kind == "message" for entry in item.logprobs]
-    entries = fold.scores if answer.scores_all else content
+    entries = fold.scores if answer.shows_tokens else content
     return answer.logprobs.chat(entries, answer.num_logprobs)

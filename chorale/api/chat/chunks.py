@@ -63,7 +63,7 @@ class ChunkWriter:
         self._separate = False  # the next text of the open item starts with SEPARATOR
         self._template: Template | None = None  # the open item's chunk; None: hidden
         # Chunks with more than text are encoded without a template.
-        self._slow = continuous is not None or answer.return_token_ids
+        self._slow = continuous is not None or answer.shows_tokens
         self.ended: TurnEnded | None = None
 
     def feed(self, events: Iterable[OutputEvent] | str) -> bytes:
@@ -89,7 +89,7 @@ class ChunkWriter:
                 self._on_ended(item, out)
             else:
                 self._on_tool(item, out)
-        if self._progress is not None and self._answer.return_token_ids:
+        if self._progress is not None and self._answer.shows_tokens:
             out.append(self._chunk({}))  # these tokens have no text, but their ids were requested
         return b"".join(out)
 
@@ -172,7 +172,7 @@ class ChunkWriter:
 
     def _logprobs(self, kind: ItemKind, delta: ItemDelta) -> dict[str, Any] | None:
         num_top = self._answer.num_logprobs
-        if kind != "message" or num_top is None or not delta.logprobs or self._answer.scores_all:
+        if kind != "message" or num_top is None or not delta.logprobs or self._answer.shows_tokens:
             return None
         return self._answer.logprobs.chat(delta.logprobs, num_top)
 
@@ -201,10 +201,10 @@ class ChunkWriter:
         if finish_reason is not None:
             choice["stop_reason"] = stop_reason
         progress, self._progress = self._progress, None
-        if self._answer.return_token_ids:
+        if self._answer.shows_tokens:
             choice["token_ids"] = [] if progress is None else list(progress.token_ids)
             num_top = self._answer.num_logprobs
-            if self._answer.scores_all and num_top is not None and progress is not None and progress.logprobs:
+            if num_top is not None and progress is not None and progress.logprobs:
                 choice["logprobs"] = self._answer.logprobs.chat(progress.logprobs, num_top)
         if self._usage is not None:
             chunk["usage"] = usage_object(self._usage)

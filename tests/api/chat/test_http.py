@@ -8,6 +8,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from chorale.engine.types import TokenLogprobs
 from chorale.errors import EngineDeadError
 from tests.support.scripted import (
     ANALYSIS,
@@ -15,6 +16,7 @@ from tests.support.scripted import (
     NEXT,
     PREAMBLE,
     call,
+    changing,
     events_of,
     fold_chat,
     ids,
@@ -171,6 +173,37 @@ def test_logprobs_can_name_tokens_by_id() -> None:
         playing(ANSWER, with_logprobs=True), lambda s: s.chat(logprobs=True, return_tokens_as_token_ids=True)
     ).json()
     assert body["choices"][0]["logprobs"]["content"][0]["token"] == f"token_id:{ids('Hello')[0]}"
+
+
+async def test_named_tokens_are_scored_beside_the_actual_one() -> None:
+    named, hello = ids("yes no"), ids("Hello")[0]
+
+    def score(request: Any, chunk: Any) -> None:
+        assert (request.sampling.logprobs, request.sampling.logprob_token_ids) == (0, tuple(named))
+        chunk.logprobs = [TokenLogprobs(t, -0.5, 1, named, [-3.0, -20000.0]) for t in chunk.token_ids]
+
+    async with served(changing(ANSWER, score)) as server:
+        asked = {"logprobs": True, "logprob_token_ids": named, "return_tokens_as_token_ids": True}
+        body = (await server.chat(**asked)).json()
+        entries = body["choices"][0]["logprobs"]["content"]
+        found = [(each["token"], each["logprob"]) for each in entries[0]["top_logprobs"]]
+        places = zip([hello, *named], [-0.5, -3.0, -9999.0], strict=True)
+        assert found == [(f"token_id:{token}", logprob) for token, logprob in places]
+        raw = (await server.complete(logprobs=0, logprob_token_ids=named)).json()["choices"][0]
+        assert {" no", "yes"} < raw["logprobs"]["top_logprobs"][0].keys()
+        for answer in (
+            await server.chat(logprob_token_ids=named),
+            await server.complete(logprob_token_ids=[1]),
+        ):
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logprob_token_ids")
+
+
+async def test_the_ids_of_hidden_reasoning_are_not_returned() -> None:
+    async with served(playing(ANSWER)) as server:
+        body, chunks = await both(server, return_token_ids=True, include_reasoning=False)
+    assert body["choices"][0]["token_ids"] is None
+    assert body["prompt_token_ids"] == chunks[0]["prompt_token_ids"]
+    assert not any(choice.get("token_ids") for chunk in chunks for choice in chunk["choices"])
 
 
 async def test_all_token_ids_are_returned_on_request() -> None:
