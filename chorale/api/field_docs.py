@@ -67,6 +67,7 @@ DOCS = {
     "request_ids": "the ids of the answers",
     "response_format": "the format of the answer: `text`, `json_object` or `json_schema`",
     "return_token_ids": "add `prompt_token_ids` and `token_ids` to the answer",
+    "return_token_offsets": "/render adds where in the prompt's text each token begins and ends",
     "return_tokens_as_token_ids": "write tokens in log-probabilities as `token_id:123`",
     "sampling_params": "vLLM's `SamplingParams`, see below",
     "skip_special_tokens": "leave special tokens out of the text",

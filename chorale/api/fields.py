@@ -176,6 +176,7 @@ class StreamedFields(StructuredFields):
     stream_options: StreamOptions | None = None
     return_tokens_as_token_ids: bool = False
     logprob_token_ids: LogprobTokenIds | None = None
+    return_token_offsets: bool = False  # by the render endpoints
     routed_experts_prompt_start: Annotated[int, limits.number("routed_experts_prompt_start")] = 0
 
     @property

@@ -179,7 +179,11 @@ def _sections(config: ServerConfig, info: EngineInfo, names: tuple[str, ...]) ->
     """Returns vLLM's sections, with every fact about the engine in ``model_config``."""
     ranks, replicas = info.tensor_parallel_size, config.data_parallel_size
     return {
-        "model_config": {**msgspec.to_builtins(info), "served_model_name": list(names)},
+        "model_config": {
+            **msgspec.to_builtins(info),
+            "dtype": f"torch.{info.dtype}",
+            "served_model_name": list(names),
+        },
         "cache_config": {
             "block_size": info.block_size,
             "num_gpu_blocks": info.num_blocks,

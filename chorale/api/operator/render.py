@@ -30,6 +30,7 @@ from chorale.api.responses.request import ResponsesRequest, parse_request
 from chorale.api.state import ServerState, check_model
 from chorale.errors import invalid
 from chorale.grammar.constraint import Constraint
+from chorale.harmony.vocab import Vocabulary
 from chorale.turns.built_in.open import close_tools
 from chorale.turns.functions import Function
 from chorale.turns.request import TurnRequest
@@ -58,7 +59,7 @@ async def render_chat(state: ServerState, request: Request) -> Response:
     turn = await prepare(state, chat, request.state.owner)
     await close_tools(turn.tools)  # nothing is submitted to the engine
     turn = replace(turn, request_id=f"chatcmpl-{name}")
-    return await large_response(lambda: _rendered(state, chat, turn), heavy=_is_heavy([turn]))
+    return await large_response(lambda: _placed(state, chat, turn), heavy=_is_heavy([turn]))
 
 
 async def render_completion(state: ServerState, request: Request) -> Response:
@@ -72,8 +73,10 @@ async def render_completion(state: ServerState, request: Request) -> Response:
     turns = [
         replace(one.turn, request_id=f"cmpl-{name}{end}") for one, end in zip(prepared, ends, strict=True)
     ]
+    texts = [bool(one.prompt.text) for one in prepared]
     return await large_response(
-        lambda: [_rendered(state, completion, turn) for turn in turns], heavy=_is_heavy(turns)
+        lambda: [_placed(state, completion, *each) for each in zip(turns, texts, strict=True)],
+        heavy=_is_heavy(turns),
     )
 
 
@@ -107,6 +110,26 @@ def _name(request: Request, data: Mapping[str, Any]) -> str:
 
 def _is_heavy(turns: Sequence[TurnRequest]) -> bool:
     return sum(len(turn.prompt_token_ids) for turn in turns) > _HEAVY_TOKENS
+
+
+def _placed(
+    state: ServerState, asked: ChatRequest | CompletionRequest, turn: TurnRequest, has_text: bool = True
+) -> dict[str, Any]:
+    """Adds the offsets of the tokens if requested. A prompt of ids has no text."""
+    wanted = asked.return_token_offsets and has_text
+    offsets = _offsets(state.vocab, turn.prompt_token_ids) if wanted else None
+    return _rendered(state, asked, turn) | {"token_offsets": offsets}
+
+
+def _offsets(vocab: Vocabulary, ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns where each token begins and ends in the text, in characters. A part of a character counts as
+    all of it."""
+    found, end = [], 0
+    for data in map(vocab.token_bytes, ids):
+        begin = end - (data[:1] > b"\x7f" and data[:1] < b"\xc0")  # a character has begun before this token
+        end += sum(byte & 0xC0 != 0x80 for byte in data)
+        found.append((begin, end))
+    return found
 
 
 def _rendered(

@@ -10,7 +10,7 @@ from chorale.api.app import create_app
 from chorale.config.engine import hash_key
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.raw_http import call
-from tests.support.server import listening, make_state, served
+from tests.support.server import VOCAB, listening, make_state, served
 
 USER = [{"role": "user", "content": "What is 17 + 25?"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -76,6 +76,28 @@ def check_request(found: dict[str, Any], request: Any, body: dict[str, Any]) -> 
     for name in ("n", "temperature", "top_p", "max_tokens", "seed", "logprobs"):
         assert sampling[name] == getattr(request.sampling, name)
     assert sampling["stop"] == body.get("stop", [])
+
+
+async def test_the_offsets_of_tokens_are_returned_on_request() -> None:
+    text = "Hé 🧑‍🚀 漢字"
+    async with served(ScriptedClient(lambda request, index: Script(()))) as server:
+
+        async def render(path: str, **body: Any) -> Any:
+            return (await server.http.post(f"/v1/{path}/render", json=body)).json()
+
+        (found,) = await render("completions", prompt=text, return_token_offsets=True)
+        for ids, (begin, end) in zip(found["token_ids"], found["token_offsets"], strict=True):
+            assert VOCAB.token_bytes(ids) in text[begin:end].encode()
+        assert (found["token_offsets"][0][0], found["token_offsets"][-1][1]) == (0, len(text))
+        assert len(found["token_offsets"]) > len(text.split()) + 1  # some tokens are parts of characters
+        chat = await render("chat/completions", messages=USER, return_token_offsets=True)
+        places = dict(zip(chat["token_ids"], map(tuple, chat["token_offsets"]), strict=True))
+        assert chat["token_offsets"][0] == [0, len("<|start|>")]
+        assert places[VOCAB.encode("?")[0]][1] - places[VOCAB.encode("What")[0]][0] == len(USER[0]["content"])
+        unasked = [await render("chat/completions", messages=USER)]
+        unasked += await render("completions", prompt=text)
+        unasked += await render("completions", prompt=[1, 2], return_token_offsets=True)
+        assert [each["token_offsets"] for each in unasked] == [None] * 3
 
 
 @pytest.mark.parametrize(
