@@ -28,7 +28,7 @@ class Checkpoint:
     """Gives access to tensors by layer and role. ``read`` returns views of the mapped files."""
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
-        self.folder = _weights_folder(folder)
+        self.folder = weights_folder(folder)
         self.files, where = open_files(self.folder)
         layout = detect_layout(where)
         if layout is None:
@@ -70,7 +70,7 @@ def digest_weights(folder: Path) -> bytes:
 
     A fine-tune changes nearly all bytes of the tensors that it touches, so a sample finds it.
     """
-    files, where = open_files(_weights_folder(folder))
+    files, where = open_files(weights_folder(folder))
     found = hashlib.sha256((folder / "config.json").read_bytes())
     for name, file in sorted(where.items()):
         found.update(f"\n{name} {file.entries[name]}\n".encode() + file.sample(name, _SAMPLE_BYTES))
@@ -79,7 +79,7 @@ def digest_weights(folder: Path) -> bytes:
     return found.digest()
 
 
-def _weights_folder(folder: Path) -> Path:
+def weights_folder(folder: Path) -> Path:
     """Return the folder, or its ``original/`` if the folder has no safetensors files."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder")
@@ -148,10 +148,16 @@ def _check_names(folder: Path, specs: list[TensorSpec], where: dict[str, Safeten
 
 def _check_tensor(file: SafetensorsFile, spec: TensorSpec) -> None:
     entry = file.entries[spec.name]
-    is_number = spec.shape == () and entry.shape == (1,)  # both forms occur
-    if entry.shape != spec.shape and not is_number:
-        problem = f"shape {list(entry.shape)}, config.json says {list(spec.shape)}"
-        raise CheckpointError(f"{file.path}: {spec.name}: {problem}")
-    if entry.dtype not in spec.dtypes:
-        problem = f"dtype {entry.dtype}, must be {' or '.join(sorted(spec.dtypes))}"
-        raise CheckpointError(f"{file.path}: {spec.name}: {problem}")
+    check_shape(str(file.path), spec, entry.dtype, entry.shape)
+
+
+def check_shape(where: str, spec: TensorSpec, dtype: str, shape: tuple[int, ...]) -> None:
+    """Raise ``CheckpointError`` unless a tensor has the shape and a type (a name of safetensors) of its
+    spec."""
+    is_number = spec.shape == () and shape == (1,)  # both forms occur
+    if shape != spec.shape and not is_number:
+        problem = f"shape {list(shape)}, config.json says {list(spec.shape)}"
+        raise CheckpointError(f"{where}: {spec.name}: {problem}")
+    if dtype not in spec.dtypes:
+        problem = f"dtype {dtype}, must be {' or '.join(sorted(spec.dtypes))}"
+        raise CheckpointError(f"{where}: {spec.name}: {problem}")

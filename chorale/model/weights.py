@@ -25,7 +25,9 @@ from chorale.parallel.shares import Share
 
 # (phase, fraction of the phase 0..1, message)
 Progress = Callable[[str, float, str], None]
-_EMBEDDING = "embedding"  # its role
+EMBEDDING = "embedding"  # its role
+# The groups of a layer: tensors that are packed together.
+LAYER_GROUPS = ("attention_norm", "qkv", "sinks", "output", "expert_norm", "router", "experts")
 _LAYERS_AHEAD = 3  # layers read ahead on a GPU, whose raw tensors take memory in addition to the packed ones
 
 
@@ -50,35 +52,33 @@ def load_weights(
     """
     checkpoint = Checkpoint(Path(folder), config)
     target = torch.device(device)
-    cuts = _Cuts(config, share)
-    source: _Source
+    cuts = Cuts(config, share)
+    source: Source
     if target.type == "cuda":
-        source = _Streamed(checkpoint, target, cuts, skipped=_EMBEDDING if host_embedding else "")
+        source = _Streamed(checkpoint, target, cuts, skipped=EMBEDDING if host_embedding else "")
     else:
         source = _Mapped(checkpoint, target, cuts, packed_on_host=ops.decodes_experts)
     try:
         host = target if host_embedding else None
-        loader = _Loader(source, config, ops, dtype, fp8_activations, share, host)
-        return _load(loader, config, ops, checkpoint, progress)
+        loader = Loader(source, config, ops, dtype, fp8_activations, share, host)
+        return _load(loader, config, checkpoint, progress)
     finally:
         source.close()
         for file in checkpoint.files:
             file.release()
 
 
-def _packed(loader: _Loader, config: ModelConfig, ops: Ops, layers: tuple[LayerWeights, ...]) -> Weights:
+def _packed(loader: Loader, config: ModelConfig, layers: tuple[LayerWeights, ...]) -> Weights:
     return Weights(
         embedding=loader.embedding(),
         layers=layers,
-        final_norm=loader.float32(None, "final_norm"),
-        head=ops.pack_head(loader.dense(None, "head")),
+        final_norm=loader.group(None, "final_norm"),
+        head=loader.group(None, "head"),
         num_parameters=config.num_parameters,
     )
 
 
-def _load(
-    loader: _Loader, config: ModelConfig, ops: Ops, checkpoint: Checkpoint, progress: Progress | None
-) -> Weights:
+def _load(loader: Loader, config: ModelConfig, checkpoint: Checkpoint, progress: Progress | None) -> Weights:
     layers = []
     for layer in range(config.num_hidden_layers):
         if progress is not None:
@@ -87,7 +87,7 @@ def _load(
     if progress is not None:
         message = "embedding and output"
         progress("load", config.num_hidden_layers / (config.num_hidden_layers + 1), message)
-    weights = _packed(loader, config, ops, tuple(layers))
+    weights = _packed(loader, config, tuple(layers))
     if progress is not None:
         progress("load", 1.0, f"{checkpoint.num_bytes / 1e9:.2f} GB")
     return weights
@@ -104,10 +104,8 @@ def packed_layers(
 ) -> Iterator[LayerWeights]:
     """Yield the layers of ``load_weights`` one by one, for checks of models that do not fit into memory."""
     checkpoint = Checkpoint(Path(folder), config)
-    source = _Mapped(
-        checkpoint, torch.device(device), _Cuts(config, None), packed_on_host=ops.decodes_experts
-    )
-    loader = _Loader(source, config, ops, dtype, fp8_activations)
+    source = _Mapped(checkpoint, torch.device(device), Cuts(config, None), packed_on_host=ops.decodes_experts)
+    loader = Loader(source, config, ops, dtype, fp8_activations)
     for layer in range(config.num_hidden_layers):
         yield loader.layer(layer)
 
@@ -126,13 +124,19 @@ def weight_shapes(
 
     ``share``: a rank's part. Raises ``ConfigError`` like ``load_weights``.
     """
-    source = _Shapes(config, _Cuts(config, share))
+    source = _Shapes(config, Cuts(config, share))
     host = torch.device("meta") if host_embedding else None
-    loader = _Loader(source, config, ops, dtype, fp8_activations, share, host)
-    return _packed(loader, config, ops, tuple(map(loader.layer, range(layers))))
+    loader = Loader(source, config, ops, dtype, fp8_activations, share, host)
+    return _packed(loader, config, tuple(map(loader.layer, range(layers))))
 
 
-class _Source(Protocol):
+def group_of(role: str) -> str:
+    """Return the group of a role: tensors that are packed together, or the role itself."""
+    first = role.split(".")[0]
+    return {"q": "qkv", "k": "qkv", "v": "qkv", "gate_up": "experts", "down": "experts"}.get(first, first)
+
+
+class Source(Protocol):
     """Reads tensors to the device in the file's dtype, each once."""
 
     def has(self, layer: int | None, role: str) -> bool: ...
@@ -146,7 +150,7 @@ class _Source(Protocol):
     def close(self) -> None: ...
 
 
-class _Cuts:
+class Cuts:
     """The cuts of one rank's share; without a share, everything is read."""
 
     def __init__(self, config: ModelConfig, share: Share | None) -> None:
@@ -166,7 +170,7 @@ class _Cuts:
 class _Shapes:
     """Returns meta tensors in the types of the published checkpoints; scalars are 1."""
 
-    def __init__(self, config: ModelConfig, cuts: _Cuts) -> None:
+    def __init__(self, config: ModelConfig, cuts: Cuts) -> None:
         self._cuts = cuts
         packed: Layout = "quark" if config.expert_input_scales else "published"
         specs = tensor_specs(config, "dense" if config.dense_experts else packed)
@@ -192,7 +196,7 @@ class _Mapped:
     """Returns views of the mapped files, moved to other devices (MXFP4: unless ``packed_on_host``)."""
 
     def __init__(
-        self, checkpoint: Checkpoint, device: torch.device, cuts: _Cuts, *, packed_on_host: bool = False
+        self, checkpoint: Checkpoint, device: torch.device, cuts: Cuts, *, packed_on_host: bool = False
     ) -> None:
         self._checkpoint, self._device, self._cuts = checkpoint, device, cuts
         self._packed_on_host = packed_on_host
@@ -217,7 +221,7 @@ class _Streamed:
     """Reads tensors in the order of ``_load``, a few layers ahead, except those of the role ``skipped``."""
 
     def __init__(
-        self, checkpoint: Checkpoint, device: torch.device, cuts: _Cuts, *, skipped: str = ""
+        self, checkpoint: Checkpoint, device: torch.device, cuts: Cuts, *, skipped: str = ""
     ) -> None:
         self._checkpoint, self._cuts, self._skipped = checkpoint, cuts, skipped
         self._reader = DeviceReader(checkpoint, device)
@@ -250,12 +254,12 @@ class _Streamed:
                     self._arrivals[layer, spec.role] = arrival
 
 
-class _Loader:
+class Loader:
     """Reads tensors of one checkpoint by role, in the dtypes that packing needs."""
 
     def __init__(
         self,
-        source: _Source,
+        source: Source,
         config: ModelConfig,
         ops: Ops,
         dtype: torch.dtype,
@@ -277,28 +281,41 @@ class _Loader:
 
     def embedding(self) -> Any:
         if self.host is None or self.ops.pack_host_rows is None:
-            return self.source.read(None, _EMBEDDING)
-        return self.ops.pack_host_rows(self.source.on_host(None, _EMBEDDING), self.host)
+            return self.source.read(None, EMBEDDING)
+        return self.ops.pack_host_rows(self.source.on_host(None, EMBEDDING), self.host)
 
     def layer(self, layer: int) -> LayerWeights:
+        part = {group: self.group(layer, group) for group in LAYER_GROUPS}
         return LayerWeights(
-            qkv=QkvWeights(
-                norm=self.float32(layer, "attention_norm"),
-                linear=self.ops.pack_linear(self.qkv(layer, "weight"), self.qkv(layer, "bias")),
-            ),
-            sinks=self.float32(layer, "sinks"),
-            output=self.ops.pack_linear(self.dense(layer, "output.weight"), self.output_bias(layer)),
+            qkv=QkvWeights(norm=part["attention_norm"], linear=part["qkv"]),
+            sinks=part["sinks"],
+            output=part["output"],
             router=RouterWeights(
-                norm=self.float32(layer, "expert_norm"),
-                # Float32 in every mode: the tensors are small, and a rounded logit can choose another expert.
-                linear=self.ops.pack_router(
-                    self.float32(layer, "router.weight"), self.float32(layer, "router.bias"), self.dtype
-                ),
+                norm=part["expert_norm"],
+                linear=part["router"],
                 top_k=self.config.num_experts_per_tok,
                 dtype=self.dtype,
             ),
-            experts=self.experts(layer),
+            experts=part["experts"],
         )
+
+    def group(self, layer: int | None, group: str) -> Any:
+        """Pack the tensors of one group (``group_of``)."""
+        if layer is None:
+            if group == EMBEDDING:
+                return self.embedding()
+            return (
+                self.ops.pack_head(self.dense(None, group)) if group == "head" else self.float32(None, group)
+            )
+        if group == "qkv":
+            return self.ops.pack_linear(self.qkv(layer, "weight"), self.qkv(layer, "bias"))
+        if group == "output":
+            return self.ops.pack_linear(self.dense(layer, "output.weight"), self.output_bias(layer))
+        if group == "router":
+            # Float32 in every mode: the tensors are small, and a rounded logit can choose another expert.
+            weight, bias = (self.float32(layer, f"router.{part}") for part in ("weight", "bias"))
+            return self.ops.pack_router(weight, bias, self.dtype)
+        return self.experts(layer) if group == "experts" else self.float32(layer, group)
 
     def experts(self, layer: int) -> object:
         tensors = {

@@ -1,0 +1,236 @@
+"""WeightUpdate: new tensors for a rank's weights, under names and in shapes of any layout of a checkpoint.
+
+Tensors arrive in any order. Once a group is complete (tensors that are packed together: the experts of a
+layer, or q, k and v with their biases), it is packed. Groups of which nothing arrives keep their values.
+The weights themselves change at once or not at all: either new objects wait until ``finish``, or, if other
+objects know the addresses of the weights (captured graphs), the old values are saved before they are
+overwritten, and ``abandon`` restores them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+
+from chorale.errors import CheckpointError
+from chorale.kernels import mxfp4
+from chorale.kernels.ops import Ops
+from chorale.model.checkpoint import check_shape
+from chorale.model.config import ModelConfig
+from chorale.model.gpt_oss import LayerWeights, Weights
+from chorale.model.layouts import FLOATS, Layout, TensorSpec, tensor_specs
+from chorale.model.safetensors_file import DTYPES
+from chorale.model.weights import EMBEDDING, Cuts, Loader, group_of
+from chorale.parallel.shares import Share
+
+Key = tuple[int | None, str]  # layer (None: the whole model) and role, or layer and group
+Save = Callable[[Sequence[torch.Tensor]], None]  # saves values that are about to be overwritten
+_NAME = {dtype: name for name, dtype in DTYPES.items()}
+_UNPACKED = ("gate_up.dense", "down.dense")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The weights that are replaced, and how they were packed (arguments of ``load_weights``)."""
+
+    config: ModelConfig
+    ops: Ops
+    device: torch.device
+    dtype: torch.dtype
+    fp8_activations: bool = False
+    share: Share | None = None
+    host_embedding: bool = False
+
+
+class WeightUpdate:
+    """One update. After an error, only ``abandon`` may be called."""
+
+    def __init__(self, target: Target, weights: Weights, save: Save | None) -> None:
+        """``save``: overwrite the tensors of ``weights``, each after a call of ``save``; None: leave them."""
+        self._weights, self._save, self._device = weights, save, target.device
+        config, self._sent = target.config, _Sent(target.ops.decodes_experts)
+        self._cuts, self._packs_mxfp4 = Cuts(config, target.share), not config.dense_experts
+        host = target.device if target.host_embedding else None
+        self._loader = Loader(
+            self._sent, config, target.ops, target.dtype, target.fp8_activations, target.share, host
+        )
+        self._specs: dict[str, TensorSpec] = {}
+        # Group -> the sets of roles that complete it, one for each layout.
+        self._complete: defaultdict[Key, list[set[str]]] = defaultdict(list)
+        for layout in _layouts(config):
+            groups = defaultdict[Key, set[str]](set)
+            for spec in tensor_specs(config, layout):
+                self._specs[spec.name] = spec
+                groups[spec.layer, group_of(spec.role)].add(spec.role)
+            for key, roles in groups.items():
+                self._complete[key].append(roles)
+        self._seen: set[str] = set()  # names
+        self._arrived: defaultdict[Key, set[str]] = defaultdict(set)  # roles of incomplete groups
+        self._new: dict[Key, Any] = {}  # packed groups; not filled if tensors are overwritten
+
+    def check(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> None:
+        """Raise ``CheckpointError`` unless the model has this tensor, and the update not yet."""
+        spec = self._specs.get(name)
+        if spec is None:
+            raise CheckpointError(f"{name[:200]!r}: not a tensor of this model")
+        if name in self._seen:
+            raise CheckpointError(f"{name}: sent twice in one update")
+        found = _NAME.get(dtype, str(dtype).removeprefix("torch."))
+        check_shape("the update", spec, found, tuple(shape))
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Take a tensor, and pack its group if it is complete. Until ``keep``, or ``finish``, its memory must
+        not change; on a CPU it must never change. Raises ``CheckpointError``."""
+        self.check(name, tensor.dtype, tensor.shape)
+        spec = self._specs[name]
+        self._seen.add(name)
+        for role, part in self._parts(spec, tensor):
+            self._arrived[spec.layer, group_of(spec.role)].add(role)
+            if part is not None:
+                self._sent.tensors[spec.layer, role] = part
+        key = spec.layer, group_of(spec.role)
+        if any(roles == self._arrived[key] for roles in self._complete[key]):
+            self._pack(key)
+
+    def keep(self) -> None:
+        """Copy the tensors of incomplete groups, because the sender will reuse their memory."""
+        for key, tensor in self._sent.tensors.items():
+            self._sent.tensors[key] = tensor.clone()
+
+    def check_complete(self) -> None:
+        """Raise ``CheckpointError`` if a group is incomplete, or if nothing was sent."""
+        if not self._seen:
+            raise CheckpointError("no tensor was sent")
+        for (layer, group), roles in self._arrived.items():
+            wanted = max(self._complete[layer, group], key=lambda each: len(each & roles))
+            missing = sorted(wanted - roles) or sorted(roles - wanted)
+            names = {(spec.layer, spec.role): name for name, spec in self._specs.items()}
+            raise CheckpointError(
+                f"{names[layer, missing[0]]}: missing; tensors that are packed together ({group}) must be "
+                "sent in one update"
+            )
+
+    def finish(self) -> Weights:
+        """Return the new weights, which share unchanged groups with the old ones; the same object if tensors
+        were overwritten. Raises as ``check_complete``."""
+        self.check_complete()
+        if not self._new:
+            return self._weights
+        parts = defaultdict[int | None, dict[str, Any]](dict)
+        for (layer, group), packed in self._new.items():
+            parts[layer][group] = packed
+        layers = tuple(with_groups(each, parts[number]) for number, each in enumerate(self._weights.layers))
+        return replace(self._weights, layers=layers, **parts[None])
+
+    def _parts(self, spec: TensorSpec, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor | None]]:
+        """Return this rank's part of a tensor by role, on the device; None if it needs none of it. Dense
+        experts become MXFP4 if the model's are."""
+        if not self._cuts.is_read(spec):
+            return [(spec.role, None)]
+        cut = self._cuts.cut(spec)
+        part = (tensor.view(spec.shape) if cut is None else cut.of(tensor)).detach()
+        stays = spec.role == EMBEDDING and self._loader.host is not None
+        if not stays and not (self._sent.packed_on_host and part.dtype == torch.uint8):
+            part = part.to(self._device)
+        if spec.dtypes is FLOATS and not bool(part.isfinite().all()):
+            raise CheckpointError(f"{spec.name}: has values that are not finite")
+        if spec.role in _UNPACKED and self._packs_mxfp4:
+            name = spec.role.removesuffix(".dense")
+            packed = [mxfp4.quantize(expert.t().contiguous()) for expert in part]  # one by one, to bound the memory
+            blocks, scales = (torch.stack(each) for each in zip(*packed, strict=True))
+            return [(f"{name}.blocks", blocks), (f"{name}.scales", scales)]
+        return [(spec.role, part)]
+
+    def _pack(self, key: Key) -> None:
+        layer, group = key
+        packed = self._loader.group(layer, group)
+        for role in self._arrived.pop(key):
+            self._sent.tensors.pop((layer, role), None)
+        if self._save is None:
+            self._new[key] = packed
+            return
+        pairs = tensor_pairs(group_in(self._weights, layer, group), packed, f"layer {layer}, {group}")
+        self._save([old for old, _ in pairs])
+        for old, new in pairs:
+            old.copy_(new)
+
+
+class _Sent:
+    """The ``Source`` of the tensors that have arrived."""
+
+    def __init__(self, packed_on_host: bool) -> None:
+        self.tensors: dict[Key, torch.Tensor] = {}
+        self.packed_on_host = packed_on_host
+
+    def has(self, layer: int | None, role: str) -> bool:
+        return (layer, role) in self.tensors
+
+    def read(self, layer: int | None, role: str) -> torch.Tensor:
+        return self.tensors[layer, role]
+
+    def on_host(self, layer: int | None, role: str) -> torch.Tensor:
+        return self.tensors[layer, role].cpu()
+
+    def close(self) -> None:
+        return None
+
+
+def _layouts(config: ModelConfig) -> tuple[Layout, ...]:
+    return ("quark",) if config.expert_input_scales else ("published", "dense", "reference")
+
+
+def group_in(weights: Weights, layer: int | None, group: str) -> Any:
+    """Return a packed group of ``weights``."""
+    if layer is None:
+        return getattr(weights, group)
+    own = weights.layers[layer]
+    nested = {
+        "attention_norm": own.qkv.norm,
+        "qkv": own.qkv.linear,
+        "expert_norm": own.router.norm,
+        "router": own.router.linear,
+    }
+    return nested[group] if group in nested else getattr(own, group)
+
+
+def with_groups(layer: LayerWeights, new: dict[str, Any]) -> LayerWeights:
+    """Return a layer with some groups replaced."""
+    qkv, router = layer.qkv, layer.router
+    rest = {name: new[name] for name in ("sinks", "output", "experts") if name in new}
+    return replace(
+        layer,
+        qkv=replace(qkv, norm=new.get("attention_norm", qkv.norm), linear=new.get("qkv", qkv.linear)),
+        router=replace(
+            router, norm=new.get("expert_norm", router.norm), linear=new.get("router", router.linear)
+        ),
+        **rest,
+    )
+
+
+def tensor_pairs(old: Any, new: Any, where: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return (old, new) for each tensor in two packed groups of equal structure.
+
+    Raises ``CheckpointError`` if anything but the values of tensors differs.
+    """
+    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            raise CheckpointError(f"{where}: packed as {new.dtype} {list(new.shape)}, not as {old.dtype}")
+        return [(old, new)]
+    if type(old) is type(new) and hasattr(old, "pieces"):  # rows in host memory: addresses stay
+        old, new = old.pieces, new.pieces
+    if type(old) is type(new) and isinstance(old, tuple | list) and len(old) == len(new):
+        return [pair for each in zip(old, new, strict=True) for pair in tensor_pairs(*each, where)]
+    if type(old) is type(new) and is_dataclass(old):
+        names = [each.name for each in fields(old)]
+        return [
+            pair for name in names for pair in tensor_pairs(getattr(old, name), getattr(new, name), where)
+        ]
+    if type(old) is not type(new) or old != new:
+        raise CheckpointError(
+            f"{where}: {new!r} instead of {old!r}: send the types of the checkpoint that was loaded"
+        )
+    return []
