@@ -1,0 +1,81 @@
+"""Back end checkpoint: weights from a folder or a file that the sender has written, for CPUs and for storage
+that all engines mount."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from chorale.errors import CheckpointError, invalid
+from chorale.model.checkpoint import open_files, weights_folder
+from chorale.model.safetensors_file import DTYPES, SafetensorsFile
+from chorale.runtime.transfer.base import Check, Named, convert
+
+
+class Init(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``init_info``: {}."""
+
+
+class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``update_info``. ``path``: a folder with safetensors files, or one such file."""
+
+    path: str
+
+
+class CheckpointBackend:
+    """Reads files below some folders."""
+
+    def __init__(self, allowed_folders: tuple[str, ...]) -> None:
+        self._allowed = [Path(folder).resolve() for folder in allowed_folders]
+
+    def init(self, info: dict[str, Any]) -> None:
+        convert(info, Init, "init_info")
+
+    def receive(self, info: dict[str, Any], check: Check) -> Iterator[Named]:
+        path = self._below(Path(convert(info, Update, "update_info").path))
+        files = open_files(weights_folder(path))[0] if path.is_dir() else [SafetensorsFile(path)]
+        for file in files:
+            self._below(file.path)
+            for name, entry in file.entries.items():
+                check(name, DTYPES[entry.dtype], list(entry.shape))
+        for file in files:
+            with file.path.open("rb", buffering=0) as stream:
+                for name in file.entries:
+                    yield name, _read(file, name, stream.fileno())
+
+    def finished(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+    def _below(self, path: Path) -> Path:
+        """Return the path with links resolved, if it is below an allowed folder."""
+        real = path.resolve()
+        if not path.is_absolute() or not any(real.is_relative_to(folder) for folder in self._allowed):
+            raise invalid("update_info", "path is not below a folder of allowed_folders")
+        if not real.exists():
+            raise invalid("update_info", "path does not exist")
+        return real
+
+
+def _read(file: SafetensorsFile, name: str, descriptor: int) -> torch.Tensor:
+    """Read a tensor to memory of its own: the file may change after the update, and a map of a file that
+    became shorter would end this process."""
+    entry, (begin, end) = file.entries[name], file.span(name)
+    octets = torch.empty(end - begin, dtype=torch.uint8)
+    target, filled = octets.numpy().data, 0
+    while filled < len(target):
+        try:
+            count = os.preadv(descriptor, [target[filled : filled + 2**30]], begin + filled)
+        except OSError as fault:
+            raise CheckpointError(f"{file.path}: cannot be read: {fault}") from fault
+        if count == 0:
+            raise CheckpointError(f"{file.path}: became shorter while it was read")
+        filled += count
+    return octets.view(DTYPES[entry.dtype]).view(entry.shape)
