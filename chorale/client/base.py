@@ -53,6 +53,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     synthetic_acceptance: bool = False  # drafts are accepted by a profile: the output has no meaning
     enable_sleep_mode: bool = False
     has_profiler: bool = False
+    weight_transfer: str = ""  # the back end of weight transfer; "": it is off
     logprobs_mode: str = "raw_logprobs"  # what log-probabilities are: those of the model, or after filters
     max_logprobs: int = MAX_LOGPROBS  # maximum of alternative tokens per position in a request
     # Layers and experts per token of ``TokenChunk.routed_experts``; None: the engine does not keep them.

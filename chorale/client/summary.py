@@ -35,10 +35,12 @@ def merge_info(infos: Sequence[EngineInfo]) -> EngineInfo:
 
 def merge_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
     """Returns what is true of every engine."""
+    versions = {each.weight_version for each in outcomes}
     return Outcome(
         all(each.is_paused for each in outcomes),
         all(each.is_sleeping for each in outcomes),
         all(each.success for each in outcomes),
+        versions.pop() if len(versions) == 1 else "",
     )
 
 

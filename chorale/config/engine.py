@@ -14,6 +14,7 @@ from typing import Literal
 from chorale.config.kv_events import KvEventsConfig
 from chorale.config.profiler import ProfilerConfig
 from chorale.config.speculative import SpeculativeConfig, check_ranks_of_head
+from chorale.config.weight_transfer import WeightTransferConfig
 from chorale.errors import ConfigError
 
 DEMO = "demo"
@@ -97,6 +98,7 @@ class EngineConfig:
     kv_events_config: KvEventsConfig | None = None  # publishes changes of the prefix index
     enable_sleep_mode: bool = False  # the engine can release its memory and restore it
     profiler_config: ProfilerConfig | None = None  # traces on request; None: no profiler
+    weight_transfer_config: WeightTransferConfig | None = None  # new weights on request; None: never
     max_logprobs: int = 20
     logprobs_mode: LogprobsMode = "raw_logprobs"  # processed: after masks, penalties, temperature, filters
     enable_return_routed_experts: bool = False  # answers contain the experts that the router chose

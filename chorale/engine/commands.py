@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -16,7 +16,20 @@ Action = Literal[
     "reset_prefix_cache",
     "start_profile",
     "stop_profile",
+    "init_weight_transfer_engine",
+    "shutdown_weight_transfer_engine",
+    "start_weight_update",
+    "update_weights",
+    "prepare_weight_update",
+    "finish_weight_update",
+    "abandon_weight_update",
+    "update_weight_version",
 ]
+# The actions of one update, in their order; ``abandon_weight_update`` may follow any of them but the last.
+UPDATES = ("start_weight_update", "update_weights", "prepare_weight_update", "finish_weight_update")
+TRANSFERS = ("init_weight_transfer_engine", "shutdown_weight_transfer_engine", *UPDATES)
+TRANSFER_IS_OFF = "weight transfer is off; start the engine with --weight-transfer-config"
+FIRST_VERSION = "default"  # of the weights with which the engine has started
 SLEEP_IS_OFF = "sleep mode is off; start the engine with --enable-sleep-mode"
 PROFILER_IS_OFF = "the profiler is off; start the engine with --profiler-config"
 MEMORY = ("weights", "kv_cache")  # the memory that a sleeping engine has released
@@ -29,6 +42,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sleep: 0 only pauses, 1 keeps the weights in host memory, 2 drops them. ``tags``, for wake_up: the part of
     ``MEMORY`` to restore; (): all of it. ``clear_cache``, for pause: empty the prefix cache once no request
     runs. ``preempt``, for reset_prefix_cache: take blocks from running requests, which are recomputed.
+    ``info``: ``init_info`` or ``update_info`` of vLLM's weight transfer. ``first_rank``: number of the
+    engine's first rank among all engines'. ``version``: the label of the weights; "": the next number.
     """
 
     action: Action
@@ -37,15 +52,19 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tags: tuple[str, ...] = ()
     clear_cache: bool = True
     preempt: bool = False
+    info: dict[str, Any] = {}
+    first_rank: int = 0
+    version: str = ""
 
 
 class Outcome(msgspec.Struct, frozen=True):
     """The state after a command. ``success``: False if the prefix cache could not be reset, because running
-    requests hold blocks. A sleeping engine is also paused."""
+    requests hold blocks. A sleeping engine is also paused. ``weight_version``: "" if engines differ."""
 
     is_paused: bool
     is_sleeping: bool
     success: bool = True
+    weight_version: str = FIRST_VERSION
 
 
 class DeviceControl(Protocol):
@@ -57,7 +76,10 @@ class DeviceControl(Protocol):
 
     def execute(self, command: Command) -> None:
         """Release or restore memory (sleep, wake_up), or profile. No step is in flight, except when
-        profiling. After a sleep, nothing runs before all memory is restored. Raises ``EngineError``."""
+        profiling. After a sleep, nothing runs before all memory is restored. Raises ``EngineError``.
+
+        For an action of ``TRANSFERS``, raises ``ConflictError`` if the sender or its tensors are at fault; an
+        update has then ended without effect."""
         ...
 
 
@@ -67,6 +89,8 @@ class NoDeviceControl:
     def why_not(self, command: Command) -> str | None:
         if command.action == "sleep" and command.level:
             return SLEEP_IS_OFF
+        if command.action in TRANSFERS:
+            return TRANSFER_IS_OFF
         return PROFILER_IS_OFF if command.action in ("start_profile", "stop_profile") else None
 
     def execute(self, command: Command) -> None:

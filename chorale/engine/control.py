@@ -2,6 +2,8 @@
 
     running ──pause──► paused ──resume──► running         requests are frozen, finish, or end (``PauseMode``)
        └─────sleep──► paused ──► asleep ──wake_up──► running     device memory is released, then restored
+    paused ──start_weight_update──► updating ──finish_weight_update──► paused       all weights change at once
+                                        └────a failure, or resume──► paused        the old weights stay
 
 A command that must wait for requests or for a step in flight (pause, sleep) is finished by a later step.
 """
@@ -11,7 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from chorale.engine.commands import MEMORY, Command, DeviceControl, Outcome, PauseMode
+from chorale.engine.commands import (
+    FIRST_VERSION,
+    MEMORY,
+    TRANSFERS,
+    UPDATES,
+    Command,
+    DeviceControl,
+    Outcome,
+    PauseMode,
+)
 from chorale.engine.engine_state import EngineState
 from chorale.engine.scheduling.scheduler import Scheduler
 from chorale.engine.types import GenerateRequest
@@ -40,6 +51,8 @@ class Control:
         self.sleep_level: int | None = None
         self._mode: PauseMode | None = None
         self._missing: set[str] = set()  # released memory
+        self._is_updating = False
+        self._num_updates = 0
         self._unfinished: list[tuple[Command, Future[Outcome]]] = []
 
     @property
@@ -76,6 +89,14 @@ class Control:
             self._wake_up(command)
         elif command.action == "reset_prefix_cache":
             success = self._reset_cache(preempt=command.preempt)
+        elif command.action == "update_weight_version":
+            self._engine.set_weight_version(command.version)
+        elif command.action in (*TRANSFERS, "abandon_weight_update"):
+            try:
+                self._transfer(command)
+            except ConflictError as error:
+                future.set_exception(error)
+                return future
         elif command.action != "state":
             self._device.execute(command)
         future.set_result(self._outcome(success=success))
@@ -84,12 +105,17 @@ class Control:
     def _check(self, command: Command) -> None:
         if self._missing and command.action in ("pause", "resume", "start_profile", "stop_profile"):
             raise ConflictError(ASLEEP)
+        if command.action in UPDATES:
+            self._check_update(starts=command.action == "start_weight_update")
+        if self._is_updating and command.action == "sleep":
+            raise ConflictError("a weight update is in progress; finish it, or give it up with resume")
         reason = self._device.why_not(command)
         if reason is not None:
             raise ConflictError(reason)
 
     def _outcome(self, *, success: bool = True) -> Outcome:
-        return Outcome(self.is_paused, self.sleep_level is not None, success)
+        version = self._engine.weight_version
+        return Outcome(self.is_paused, self.sleep_level is not None, success, version)
 
     # ------------------------------------------------------------------ pause and sleep
 
@@ -125,9 +151,13 @@ class Control:
             self.sleep_level = level
             self._missing = set(MEMORY)
             self._device.execute(Command(action="sleep", level=level))
+            if level == 2:  # the checkpoint will be read again
+                self._engine.set_weight_version(FIRST_VERSION)
 
     def _resume(self) -> None:
-        """End the pause. A pause or sleep that has not finished yet is given up."""
+        """End the pause. A pause, sleep or weight update that has not finished yet is given up."""
+        if self._is_updating:
+            self._transfer(Command(action="abandon_weight_update"))
         for _, future in self._unfinished:
             future.set_exception(ConflictError("another command ended the pause before it was complete"))
         self._unfinished.clear()
@@ -141,6 +171,45 @@ class Control:
             self._missing.difference_update(wanted)
         if not self._missing:
             self._resume()
+
+    # ------------------------------------------------------------------ weight updates
+
+    def _check_update(self, *, starts: bool) -> None:
+        if not self.is_paused or self._unfinished or not self._engine.is_still:
+            raise ConflictError("weights can be updated only while the engine is paused")
+        if "weights" in self._missing:
+            raise ConflictError(ASLEEP)
+        if starts is self._is_updating:
+            raise ConflictError(
+                "a weight update is in progress; resume gives it up"
+                if starts
+                else "no weight update is in progress"
+            )
+
+    def _transfer(self, command: Command) -> None:
+        """Execute a command of weight transfer. Raises ``ConflictError``; an update has then ended."""
+        if command.action == "abandon_weight_update" and not self._is_updating:
+            return
+        try:
+            self._device.execute(command)
+        except ConflictError:
+            self._is_updating = self._is_updating and command.action not in UPDATES
+            raise
+        if command.action == "start_weight_update":
+            self._is_updating = True
+        elif command.action == "abandon_weight_update":
+            self._is_updating = False
+        elif command.action == "finish_weight_update":
+            self._is_updating = False
+            self._num_updates += 1
+            # The keys and values of the old weights must not meet those of the new ones.
+            self._scheduler.preempt_all()
+            self._engine.cache.pool.forget_all()
+            self._engine.set_weight_version(command.version or self._next_version())
+
+    def _next_version(self) -> str:
+        now = self._engine.weight_version
+        return str(int(now) + 1 if now.isdecimal() else self._num_updates)
 
     def _reset_cache(self, *, preempt: bool = False) -> bool:
         if preempt:

@@ -29,6 +29,7 @@ import numpy as np
 
 from chorale.engine import emit
 from chorale.engine.accounts import Accounts
+from chorale.engine.commands import FIRST_VERSION
 from chorale.engine.drafter import Drafter
 from chorale.engine.kv_cache.cache import HybridCache
 from chorale.engine.kv_cache.expert_pages import ExpertPages
@@ -72,6 +73,7 @@ class EngineState:
         self.num_waiting_for_prefix = 0
         self.num_batch = 0  # sequences of batch work in ``running``
         self.num_preemptions = 0
+        self.weight_version = FIRST_VERSION  # label of the weights
         self._last_committed_step = -1
         self._outbox: list[TokenChunk] = []
         # Queues a chunk for ``take_chunks``. Bound once, because every row of every step calls it.
@@ -148,6 +150,11 @@ class EngineState:
             seed=sequence.seed,
             eos_token_ids=tuple(sorted(sequence.stop_ids)),
         )
+
+    def set_weight_version(self, version: str) -> None:
+        """Label the tokens from the next step on."""
+        self.weight_version = version
+        self.rows.needs_slow_path[:] = True  # the next token of each row gets the label
 
     def schedule_next_check(self, sequence: Sequence) -> None:
         """Let the scheduler skip a decoding row until its blocks are full or its last token is planned."""

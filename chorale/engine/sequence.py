@@ -55,7 +55,7 @@ class Sequence:
         "account", "block_hashes", "blocks", "draft_steps", "drafts", "first_scheduled", "first_token",
         "has_loaded", "index", "is_batch", "key", "load", "max_len", "num_preemptions", "num_prompt",
         "output", "request", "request_id", "row", "sampling", "seed", "status", "stop_ids",
-        "tokens_to_compute",
+        "tokens_to_compute", "weight_version",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +87,7 @@ class Sequence:
         self.first_scheduled = 0.0
         self.first_token = 0.0
         self.num_preemptions = 0
+        self.weight_version = ""  # of the newest token
         self.draft_steps = bytearray()  # see ``ChunkTimings.drafts``
 
     def __repr__(self) -> str:

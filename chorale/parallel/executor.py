@@ -26,7 +26,7 @@ class FirstExecutor(Protocol):
 
     def prepare(self, action: WorkerCall) -> None: ...
 
-    def control(self, command: Command) -> None: ...
+    def control(self, command: Command) -> str: ...
 
     def shutdown(self) -> None: ...
 
@@ -62,12 +62,13 @@ class RankedExecutor:
         except EngineError as error:
             raise self._ranks.cause(error) from error
 
-    def control(self, command: Command) -> None:
-        """Execute a command on every rank; returns when all have done so. Raises ``EngineError``."""
+    def control(self, command: Command) -> str:
+        """Execute a command on every rank; returns when all have done so: why one of them has refused, or "".
+        Raises ``EngineError``."""
         if command.action == "sleep":
             self._later.clear()
         try:
-            self._ranks.carry_out(encode(Administer(command)), lambda: self._first.control(command))
+            return self._ranks.carry_out(encode(Administer(command)), lambda: self._first.control(command))
         except EngineError as error:
             raise self._ranks.cause(error) from error
 

@@ -90,16 +90,18 @@ class RankProcesses:
         """Wait until all ranks accept plans."""
         self._wait(lambda: all(each.is_ready for each in self._ranks))
 
-    def carry_out(self, data: bytes, own: Callable[[], None]) -> None:
-        """Send a long task to every rank, run rank 0's ``own`` part, and wait until all have done it.
+    def carry_out(self, data: bytes, own: Callable[[], str]) -> str:
+        """Send a long task to every rank, run rank 0's ``own`` part, and wait until all have done it. Returns
+        why the first rank of those that refuse it has done so, or "".
 
         Meanwhile a rank may be silent for as long as while it loads."""
         with self._shared.changed:
             for each in self._ranks:
                 each.is_ready = False
         self.send(data)
-        own()
+        refusals = [own()]
         self.wait_ready()
+        return next(filter(None, [*refusals, *(each.refusal for each in self._ranks)]), "")
 
     def abort_by(self, abort: Callable[[], None]) -> None:
         """Set the function that aborts current exchanges when a rank is lost."""

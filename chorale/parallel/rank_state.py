@@ -43,6 +43,7 @@ class RankState:
     timeout: float
     hardware: Hardware | None = None  # once it has opened its device
     is_ready: bool = False
+    refusal: str = ""  # of its last ``Ready``
     failed: Failed | None = None
     trouble: str = ""  # why it counts as lost, for messages
     is_open: bool = True
@@ -52,7 +53,7 @@ class RankState:
         if isinstance(message, Opened):
             self.hardware = message.hardware
         elif isinstance(message, Ready):
-            self.is_ready = True
+            self.is_ready, self.refusal = True, message.refusal
         elif isinstance(message, Failed):
             self.failed = message
 

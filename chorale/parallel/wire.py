@@ -66,7 +66,9 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """A rank is ready for plans, after its start or a command."""
+    """A rank is ready for plans, after its start or a command. ``refusal``: why the command had no effect."""
+
+    refusal: str = ""
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
-from chorale.engine.commands import Command
+from chorale.engine.commands import TRANSFERS, Command
 from chorale.engine.types import StepHandle, StepPlan, StepResult
 from chorale.errors import ChoraleError, EngineError
 from chorale.runtime.gpu_faults import explain
@@ -67,11 +67,13 @@ class LocalExecutor:
         except Exception as error:
             _raise(error, "a step could not be prepared", self._gpu)
 
-    def control(self, command: Command) -> None:
-        """Release or restore the device's memory, or profile. No step is in flight.
+    def control(self, command: Command) -> str:
+        """Release or restore the device's memory, profile, or update weights. No step is in flight.
 
-        Raises ``EngineError``."""
+        Returns why the command of a weight transfer was refused, or "". Raises ``EngineError``."""
         try:
+            if self._memory is not None and command.action in (*TRANSFERS, "abandon_weight_update"):
+                return self._memory.transfer(command)
             if command.action == "sleep" and self._memory is not None:
                 self._worker = None
                 self._later.clear()
@@ -84,6 +86,7 @@ class LocalExecutor:
                 self._profiler.stop()
         except Exception as error:
             _raise(error, f"{command.action} failed", self._gpu)
+        return ""
 
     @property
     def worker(self) -> Worker:

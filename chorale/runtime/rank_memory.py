@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from chorale.engine.commands import TRANSFER_IS_OFF, Command
+from chorale.errors import ConfigError, RequestError
 from chorale.kernels.ops import Ops
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Device
@@ -31,11 +33,23 @@ class Loaded:
     drafts: DraftSetup | None
 
 
+# Raises ``RequestError`` or ``ConfigError`` if the sender is at fault.
+Transfer = Callable[[Command, Loaded], None]
+
+
 class RankMemory:
     """Builds the worker of a rank, takes it apart, and builds it again with the same sizes."""
 
-    def __init__(self, device: Device, load: Callable[[], Loaded], make: Callable[[Loaded], Worker]) -> None:
+    def __init__(
+        self,
+        device: Device,
+        load: Callable[[], Loaded],
+        make: Callable[[Loaded], Worker],
+        transfer: Transfer | None = None,
+    ) -> None:
+        """``transfer``: executes the commands of weight transfer; None: it is off."""
         self._device, self._load, self._make = device, load, make
+        self._transfer = transfer
         self._loaded: Loaded | None = None
         self._saved: SavedStorages | None = None  # level 1
         self._wants_cache = False
@@ -52,6 +66,19 @@ class RankMemory:
     def make(self) -> Worker:
         """Allocate the KV pool and buffers."""
         return self._make(self.load())
+
+    def transfer(self, command: Command) -> str:
+        """Execute a command of weight transfer (``engine.commands.TRANSFERS``). Returns why it was refused,
+        or ""."""
+        if self._transfer is None or self._loaded is None:
+            return TRANSFER_IS_OFF
+        try:
+            self._transfer(command, self._loaded)
+        except (ConfigError, RequestError) as error:
+            return error.message
+        except torch.OutOfMemoryError as error:
+            return f"out of memory: {str(error).splitlines()[0]}"
+        return ""
 
     def release(self, level: int) -> None:
         """Release all device memory. The caller has dropped the worker. May be called again with a higher
@@ -80,29 +107,31 @@ class SavedStorages:
     """Copies of device storages in host memory. The storages themselves are empty meanwhile, so that tensors
     and views of them need not be made again."""
 
-    def __init__(self, storages: list[torch.UntypedStorage], device: Device) -> None:
+    def __init__(self, storages: list[torch.UntypedStorage], device: Device, *, empties: bool = True) -> None:
+        """``empties``: False leaves the storages as they are."""
         self._saved: list[tuple[torch.UntypedStorage, list[torch.Tensor]]] = []
         for storage in storages:
             pieces = []
-            for piece in octets_of(storage, device).split(PIECE):
+            for piece in octets_of(storage, device.torch_device).split(PIECE):
                 pieces.append(device.host_pages(1, len(piece))[0])
                 pieces[-1].copy_(piece, non_blocking=True)
             self._saved.append((storage, pieces))
         device.mark()()
-        for storage in storages:
+        for storage in storages if empties else ():
             storage.resize_(0)
 
     def restore(self, device: Device) -> None:
         for storage, pieces in self._saved:
-            storage.resize_(sum(map(len, pieces)))
-            for piece, kept in zip(octets_of(storage, device).split(PIECE), pieces, strict=True):
+            if not storage.nbytes():
+                storage.resize_(sum(map(len, pieces)))
+            for piece, kept in zip(octets_of(storage, device.torch_device).split(PIECE), pieces, strict=True):
                 piece.copy_(kept, non_blocking=True)
         device.mark()()
 
 
-def octets_of(storage: torch.UntypedStorage, device: Device) -> torch.Tensor:
+def octets_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
     """Return the whole storage as [bytes] uint8."""
-    return torch.empty(0, dtype=torch.uint8, device=device.torch_device).set_(storage)
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
 
 def storages_of(root: object, device: torch.device) -> list[torch.UntypedStorage]:

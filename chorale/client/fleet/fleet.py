@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
 import time
@@ -132,7 +133,12 @@ class FleetClient:
             raise self.members.why_down()
         for remote in remotes:  # none is told if one is missing
             remote.require_engine()
-        found = await asyncio.gather(*(each.control(command) for each in remotes), return_exceptions=True)
+        commands = [command] * len(remotes)
+        if command.action == "init_weight_transfer_engine":  # each engine has its own ranks
+            ranks = itertools.accumulate((each.info.tensor_parallel_size for each in remotes), initial=0)
+            commands = [msgspec.structs.replace(command, first_rank=first) for first in ranks][:-1]
+        asked = [each.control(own) for each, own in zip(remotes, commands, strict=True)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
         outcomes = []
         for each in found:
             if isinstance(each, BaseException):

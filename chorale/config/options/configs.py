@@ -32,6 +32,7 @@ from chorale.config.options.speculation import speculative_fields
 from chorale.config.options.values import RANK, Setting, check_bounds
 from chorale.config.profiler import read_profiler
 from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
+from chorale.config.weight_transfer import read_weight_transfer
 from chorale.errors import ConfigError
 
 WATCHDOG_KEYS = ("timeout", "check_interval", "dump_dir")  # only the first has an effect
@@ -75,6 +76,8 @@ def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerCo
     if fields["cli"].get("profiler_config") is not None:
         given = fields["cli"]["profiler_config"]
         fields["engine"]["profiler_config"] = read_profiler(given, "--profiler-config")
+    if (given := fields["cli"].get("weight_transfer_config")) is not None:
+        fields["engine"]["weight_transfer_config"] = read_weight_transfer(given, "--weight-transfer-config")
     _name_both(fields)
     engine = EngineConfig(**_without_unset(EngineConfig, fields["engine"]))
     server = ServerConfig(**_without_unset(ServerConfig, fields["server"]))

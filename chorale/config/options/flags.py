@@ -163,6 +163,9 @@ ENGINE_FLAGS = (
     Flag("profiler-config", "json", "cli.profiler_config",
          "where POST /start_profile writes traces, for example "
          '{"profiler": "torch", "torch_profiler_dir": "/tmp/traces"}'),
+    Flag("weight-transfer-config", "json", "cli.weight_transfer_config",
+         "how POST /update_weights receives new weights, for example "
+         '{"backend": "checkpoint", "allowed_folders": ["/checkpoints"]}; backends: nccl, ipc, checkpoint'),
     Flag("kv-cache-metrics", "bool", "engine.kv_cache_metrics",
          "measure how long KV blocks live, lie idle before they are evicted, and wait for reuse"),
     Flag("kv-cache-metrics-sample", "float", "engine.kv_cache_metrics_sample",

@@ -241,6 +241,9 @@ def _info(
         synthetic_acceptance=bool(config.speculative_config and config.speculative_config.is_synthetic),
         enable_sleep_mode=config.enable_sleep_mode,
         has_profiler=config.profiler_config is not None,
+        weight_transfer=""
+        if config.weight_transfer_config is None
+        else config.weight_transfer_config.backend,
         logprobs_mode=resolved.logprobs_mode,
         max_logprobs=resolved.max_logprobs,
         routed_experts=limits.routed_experts,

@@ -20,9 +20,11 @@ from chorale.kernels.triton.precompile.pool import CompilePool
 from chorale.model.config import ModelConfig
 from chorale.model.draft.config import published_head
 from chorale.model.draft.head import DraftHead
-from chorale.model.draft.load import Target, load_head
+from chorale.model.draft.load import Target as HeadTarget
+from chorale.model.draft.load import load_head
 from chorale.model.draft.random_head import random_head
 from chorale.model.gpt_oss import GptOss
+from chorale.model.update import Target
 from chorale.model.weights import load_weights
 from chorale.parallel.shares import Share
 from chorale.runtime.build_executor import allocate_kv, make_worker
@@ -36,6 +38,7 @@ from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sizing.graph_sizes import MIXED_TOKENS
 from chorale.runtime.sizing.memory import gib
 from chorale.runtime.sizing.resolve import Decision, Resolved, cpu_precision, default_threads, resolve
+from chorale.runtime.transfer.rank import RankTransfer
 from chorale.runtime.worker import Worker
 from chorale.serve.engine import compile_phase
 from chorale.serve.engine.compile_phase import DryRank
@@ -186,16 +189,17 @@ def rank_memory(
         precision=cpu_precision(config, model_config),
     )
 
+    fp8 = config.moe_activation_dtype == "fp8"
+    share = None if rank is None else rank.share
+
     def load() -> Loaded:
-        fp8 = config.moe_activation_dtype == "fp8"
-        share = None if rank is None else rank.share
         model = load_model(
             folder, model_config, ops, resolved, device, phases.report, fp8_activations=fp8, share=share
         )
         embedding = model.weights.embedding
         embed = None if rank is None else partial(model.ops.embed, embedding)
-        target = Target(model_config, folder, embedding, embed)
-        drafts = draft_setup(config.speculative_config, target, plain, resolved, device)
+        read = HeadTarget(model_config, folder, embedding, embed)
+        drafts = draft_setup(config.speculative_config, read, plain, resolved, device)
         device.trim()
         return Loaded(model, drafts)
 
@@ -204,7 +208,20 @@ def rank_memory(
         rows = GrammarRows(device, grammars)
         return make_worker(loaded.model, kv, resolved, device, rows, rank, loaded.drafts)
 
-    return RankMemory(device, load, make)
+    transfer = None
+    if config.weight_transfer_config is not None:
+        target = Target(
+            model_config,
+            ops,
+            device.torch_device,
+            DTYPES[resolved.dtype],
+            fp8_activations=fp8,
+            share=share,
+            host_embedding=resolved.host_embedding,
+        )
+        number = 0 if share is None else share.rank
+        transfer = RankTransfer(config.weight_transfer_config, target, device, number).execute
+    return RankMemory(device, load, make, transfer)
 
 
 def step_sizes(model: ModelConfig, resolved: Resolved) -> StepSizes:
@@ -262,7 +279,7 @@ def load_model(
 
 
 def draft_setup(
-    config: SpeculativeConfig | None, target: Target, ops: Ops, resolved: Resolved, device: Device
+    config: SpeculativeConfig | None, target: HeadTarget, ops: Ops, resolved: Resolved, device: Device
 ) -> DraftSetup | None:
     """Returns the setup for drafting, or None. ``ops``: those of a single rank. Raises ``ConfigError``."""
     if config is None:
@@ -272,7 +289,7 @@ def draft_setup(
 
 
 def _load_head(
-    config: SpeculativeConfig, target: Target, ops: Ops, resolved: Resolved, device: Device
+    config: SpeculativeConfig, target: HeadTarget, ops: Ops, resolved: Resolved, device: Device
 ) -> DraftHead:
     dtype, longest = DTYPES[resolved.dtype], resolved.limits.max_model_len + MOST_DRAFT_TOKENS
     where = device.torch_device

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Protocol
 
 from chorale.config.engine import EngineConfig
-from chorale.engine.commands import MEMORY, PROFILER_IS_OFF, SLEEP_IS_OFF, Command
+from chorale.engine.commands import (
+    MEMORY,
+    PROFILER_IS_OFF,
+    SLEEP_IS_OFF,
+    TRANSFER_IS_OFF,
+    TRANSFERS,
+    UPDATES,
+    Command,
+)
+from chorale.errors import ConflictError
 from chorale.runtime.sizing.resolve import Resolved
 from chorale.runtime.warmup.captures import PreparingExecutor, capture_first, warm_up
 
@@ -13,7 +22,7 @@ from chorale.runtime.warmup.captures import PreparingExecutor, capture_first, wa
 class ControlledExecutor(PreparingExecutor, Protocol):
     """The executor of one rank, or of all ranks."""
 
-    def control(self, command: Command) -> None: ...
+    def control(self, command: Command) -> str: ...
 
 
 class EngineDevice:
@@ -32,6 +41,8 @@ class EngineDevice:
                 return PROFILER_IS_OFF
             if starts is self._is_profiling:
                 return "the profiler runs already" if starts else "the profiler does not run"
+        if command.action in TRANSFERS and self._config.weight_transfer_config is None:
+            return TRANSFER_IS_OFF
         if command.action == "sleep" and command.level:
             if not self._config.enable_sleep_mode:
                 return SLEEP_IS_OFF
@@ -43,7 +54,11 @@ class EngineDevice:
         """See ``DeviceControl``. After a wake-up, the first step runs and the first graphs are captured; the
         others when the engine is idle."""
         executor, resolved = self._executor, self._resolved
-        executor.control(command)
+        refusal = executor.control(command)
+        if refusal:
+            if command.action in UPDATES:
+                executor.control(Command(action="abandon_weight_update"))  # on the ranks that did not refuse
+            raise ConflictError(refusal)
         if command.action == "sleep":
             self._missing = set(MEMORY)
         elif command.action == "wake_up":
@@ -52,5 +67,5 @@ class EngineDevice:
                 warm_up(executor, resolved)
                 if resolved.graph_rows:
                     capture_first(executor, resolved, lambda *_: None, budget=0)
-        else:
+        elif command.action in ("start_profile", "stop_profile"):
             self._is_profiling = command.action == "start_profile"

@@ -152,8 +152,7 @@ def run(serving: Serving, channel: Channel, step: CurrentStep) -> None:
         elif isinstance(message, Administer):
             while in_flight:
                 in_flight.popleft()()
-            executor.control(message.command)
-            channel.send(encode(Ready()))
+            channel.send(encode(Ready(executor.control(message.command))))
         elif isinstance(message, Grammar):
             grammars.prepare(SamplingSpec(grammar=message.text), ())
         elif isinstance(message, Stop):
