@@ -69,6 +69,7 @@ DOCS = {
     "return_token_ids": "add `prompt_token_ids` and `token_ids` to the answer",
     "return_token_offsets": "/render adds where in the prompt's text each token begins and ends",
     "return_tokens_as_token_ids": "write tokens in log-probabilities as `token_id:123`",
+    "return_weight_versions": "add `weight_versions` to each choice: which weights gave which tokens",
     "sampling_params": "vLLM's `SamplingParams`, see below",
     "skip_special_tokens": "leave special tokens out of the text",
     "stop": "one string or several that end the output",

@@ -178,6 +178,7 @@ class StreamedFields(StructuredFields):
     logprob_token_ids: LogprobTokenIds | None = None
     return_token_offsets: bool = False  # by the render endpoints
     routed_experts_prompt_start: Annotated[int, limits.number("routed_experts_prompt_start")] = 0
+    return_weight_versions: bool = False
 
     @property
     def routed_experts_start(self) -> int | None:

@@ -115,3 +115,11 @@ def of_prompts(usages: Iterable[Usage]) -> Usage:
     for usage in usages:
         total.add(usage)
     return total
+
+
+def version_field(ended: TurnEnded) -> dict[str, Any]:
+    """Returns ``{"weight_versions": ...}`` of a choice; null if no token has a version."""
+    spans = [
+        {"version": each.version, "start": each.start, "end": each.end} for each in ended.weight_versions
+    ]
+    return {"weight_versions": spans or None}

@@ -114,7 +114,8 @@ class Batch:
         for chunk in chunks:
             reading = readings[chunk.request_id][chunk.index]
             unread = reading.unread
-            if unread is not None and chunk.finish_reason is None and chunk.logprobs is None:
+            is_plain = chunk.finish_reason is None and chunk.logprobs is None and not chunk.weight_version
+            if unread is not None and is_plain:
                 unread.token_ids += chunk.token_ids
                 _add_experts(unread, chunk)
             elif chunk.request_id == reading.request_id:  # else it belongs to an earlier round
@@ -126,6 +127,9 @@ class Batch:
             reading.logprobs += chunk.logprobs
             chunk.logprobs = None
         is_last = chunk.finish_reason is not None
+        if reading.unread is not None and chunk.weight_version:  # it begins a span
+            reading.choice.feed(reading.unread)
+            reading.unread = None
         if reading.reads_late:
             chunk = _joined(reading.unread, chunk)
             reading.unread = None if is_last else chunk
@@ -164,6 +168,7 @@ class Batch:
         self._metrics.choice_ended(work.turn, index, ended)
         work.done[index] = completion_output(index, fold, ended, reading.logprobs, work.params, self._vocab)
         work.done[index].routed_experts = routed_experts(work.turn, ended)
+        work.done[index].weight_versions = list(ended.weight_versions)
         output.num_cached_tokens = max(output.num_cached_tokens, ended.usage.cached_tokens)
         if ended.prompt_logprobs is not None and output.prompt_logprobs is None:
             scored = (

@@ -17,6 +17,7 @@ from chorale.config.profiler import ProfilerConfig, read_profiler
 from chorale.config.read_speculative import read_speculative
 from chorale.config.sampling_fields import GENERATION
 from chorale.config.speculative import SpeculativeConfig
+from chorale.config.weight_transfer import WeightTransferConfig, read_weight_transfer
 from chorale.errors import ConfigError
 from chorale.llm.options import as_arguments
 from chorale.llm.params import SamplingParams, check_names
@@ -41,6 +42,9 @@ def engine_config(model: str | os.PathLike[str], options: dict[str, Any], count:
     profiler = given.pop("profiler_config", None)
     if profiler is not None and not isinstance(profiler, ProfilerConfig):
         profiler = read_profiler(profiler, "LLM: profiler_config")
+    transfer = given.pop("weight_transfer_config", None)
+    if transfer is not None and not isinstance(transfer, WeightTransferConfig):
+        transfer = read_weight_transfer(transfer, "LLM: weight_transfer_config")
     given.setdefault("prompt_delay", 0.0)  # without streams, prefill may delay running rows
     try:
         config = msgspec.convert({"model": os.fspath(model), **given}, EngineConfig)
@@ -49,6 +53,7 @@ def engine_config(model: str | os.PathLike[str], options: dict[str, Any], count:
             speculative_config=speculative,
             kv_events_config=kv_events,
             profiler_config=profiler,
+            weight_transfer_config=transfer,
         )
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$.")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import inspect
 import itertools
 import logging
 import os
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, get_args
 
@@ -256,6 +258,51 @@ class LLM:
         """End the profile and write its files."""
         self._control("stop_profile")
 
+    # vLLM's calls of weight transfer. Between start and finish, enqueued prompts keep waiting.
+
+    def init_weight_transfer_engine(self, request: Any) -> None:
+        """Prepare the transfer: ``{"init_info": {...}}``, with the keys of the backend."""
+        self._control("init_weight_transfer_engine", info=_info_of(request, "init_info"))
+
+    def shutdown_weight_transfer_engine(self) -> None:
+        """Close the connection to the sender."""
+        self._control("shutdown_weight_transfer_engine")
+
+    def start_weight_update(self) -> None:
+        """Begin an update. Until it is finished, or has failed, the old weights count."""
+        self._control("pause", mode="keep")
+        self._control("start_weight_update")
+
+    def update_weights(self, request: Any) -> None:
+        """Receive tensors: ``{"update_info": {...}}``. Raises ``ConflictError`` if they do not fit the model;
+        the old weights stay then, and the update has ended."""
+        info = dict(_info_of(request, "update_info"))
+        if (handles := info.pop("ipc_handles", None)) is not None:
+            info["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(handles)).decode()
+        self._update("update_weights", info=info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Use the new weights from the next prompt on. ``weight_version``: their label; None: a number.
+        Raises ``ConflictError`` like ``update_weights``."""
+        self._update("prepare_weight_update")
+        self._update("finish_weight_update", version=weight_version or "")
+        self._control("resume")
+
+    def update_weight_version(self, new_version: str) -> None:
+        """Label the weights, which stay the same."""
+        self._control("update_weight_version", version=new_version)
+
+    def get_weight_version(self) -> str:
+        """Return the label of the weights; "default" before the first update."""
+        return self._control("state").weight_version
+
+    def _update(self, action: Action, **fields: Any) -> None:
+        try:
+            self._control(action, **fields)
+        except ConflictError:
+            self._control("resume")  # gives up the update in all engines
+            raise
+
     def shutdown(self) -> None:
         """Stop the engine and free its memory. Idempotent."""
         self._engine.close()
@@ -326,6 +373,14 @@ class LLM:
 
 LLM.__init__.__signature__ = engine_signature()  # type: ignore[attr-defined]
 LLM.__doc__ = f"{inspect.cleandoc(LLM.__doc__ or '')}\n\nArguments:\n\n{listed(engine_arguments())}\n"
+
+
+def _info_of(request: Any, name: str) -> dict[str, Any]:
+    """Return a field of one of vLLM's requests, a dictionary or an object. Raises ``ValueError``."""
+    info = request.get(name) if isinstance(request, Mapping) else getattr(request, name, None)
+    if not isinstance(info, dict):
+        raise ValueError(f"{name} must be a dictionary")
+    return info
 
 
 def _in_arguments(error: ChoraleError) -> ChoraleError:

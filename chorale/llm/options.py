@@ -17,6 +17,7 @@ from chorale.config.kv_events import KvEventsConfig
 from chorale.config.options.flags import FLAGS
 from chorale.config.profiler import ProfilerConfig
 from chorale.config.speculative import SpeculativeConfig
+from chorale.config.weight_transfer import WeightTransferConfig
 
 
 class EngineOptions(TypedDict, total=False):
@@ -65,6 +66,7 @@ class EngineOptions(TypedDict, total=False):
     kv_events_config: KvEventsConfig | Mapping[str, Any] | None
     enable_sleep_mode: bool
     profiler_config: ProfilerConfig | Mapping[str, Any] | None
+    weight_transfer_config: WeightTransferConfig | Mapping[str, Any] | None
     max_logprobs: int
     logprobs_mode: LogprobsMode
     enable_return_routed_experts: bool
@@ -81,6 +83,7 @@ _OWN = {  # meanings that differ from those of the flags
     "data_parallel_size": "number of engines (replicas), each a process with its own GPU or GPUs",
     "mixed_cuda_graphs": "capture small steps of prompts and rows together, if decode steps are captured",
     "enable_sleep_mode": "let sleep() release the device's memory, and wake_up() restore it",
+    "weight_transfer_config": "how update_weights() receives new weights: backend, allowed_folders",
     "prompt_delay": "seconds that prompts may add to a step with running rows; 0: no limit",
 }
 _DEFAULTS: dict[str, object] = {field.name: field.default for field in dataclasses.fields(EngineConfig)}

@@ -9,7 +9,7 @@ from typing import Any
 from chorale.engine.types import ExpertIds, TokenLogprobs
 from chorale.harmony.vocab import CALL, ENDOFTEXT, Vocabulary
 from chorale.llm.params import SamplingParams
-from chorale.turns.events import CLIENT_CALLS, Fold, TurnEnded
+from chorale.turns.events import CLIENT_CALLS, Fold, TurnEnded, WeightVersionSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class CompletionOutput:
     (``error`` has the message). ``stop_reason``: the stop string or stop token id; None for ``<|return|>``.
     ``routed_experts`` (with ``enable_return_routed_experts``): uint8 [positions, layers, experts per token],
     for the prompt and the output but its last token; None if ``LLM.chat`` had to force the answer.
+    ``weight_versions``: which weights gave which tokens.
     Only ``LLM.chat`` sets ``reasoning`` and ``tool_calls``; its ``text`` is the content of the final channel.
     """
 
@@ -77,6 +78,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     logprobs: list[PositionLogprobs] | FlatLogprobs | None = None
     routed_experts: ExpertIds | None = None
+    weight_versions: list[WeightVersionSpan] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None

@@ -25,6 +25,7 @@ class Answer:
     num_logprobs: int | None
     logprobs: LogprobsWriter
     return_token_ids: bool
+    return_weight_versions: bool
     shows_tokens: bool  # the ids and log-probabilities of all tokens; false if the reasoning is hidden
     metrics: ShownMetrics
     fingerprint: str | None
@@ -44,6 +45,7 @@ class Answer:
                 state.vocab, chat.return_tokens_as_token_ids, bool(chat.logprob_token_ids)
             ),
             return_token_ids=chat.return_token_ids,
+            return_weight_versions=chat.return_weight_versions,
             shows_tokens=chat.return_token_ids and chat.include_reasoning,
             metrics=state.shown_metrics(),
             fingerprint=state.fingerprint,

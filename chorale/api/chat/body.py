@@ -8,7 +8,7 @@ from typing import Any
 from chorale.api.chat.answer import Answer, call_object
 from chorale.api.chat.builtin import SHOWN, annotation, whole
 from chorale.api.routed_experts import expert_field
-from chorale.api.usage import closing_fields
+from chorale.api.usage import closing_fields, version_field
 from chorale.turns.events import CLIENT_CALLS, SEPARATOR, Fold, FoldedItem, TurnEnded
 from chorale.turns.request import TurnRequest
 
@@ -38,7 +38,7 @@ def _choice(answer: Answer, index: int, fold: Fold, ended: TurnEnded) -> dict[st
         "stop_reason": ended.stop_reason,
         "token_ids": list(ended.output_token_ids) if answer.shows_tokens else None,
     }
-    return choice
+    return choice | version_field(ended) if answer.return_weight_versions else choice
 
 
 def _message(answer: Answer, fold: Fold) -> dict[str, Any]:

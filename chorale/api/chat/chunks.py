@@ -8,7 +8,7 @@ from typing import Any
 from chorale.api.chat.answer import Answer, call_object
 from chorale.api.chat.builtin import SHOWN, CallWriter, annotation
 from chorale.api.http.sse import PLACEHOLDER, Template, event
-from chorale.api.usage import closing_fields, usage_object
+from chorale.api.usage import closing_fields, usage_object, version_field
 from chorale.tools.contract import ToolResult
 from chorale.turns.events import (
     BUILTIN_ITEMS,
@@ -200,6 +200,8 @@ class ChunkWriter:
         choice = chunk["choices"][0]
         if finish_reason is not None:
             choice["stop_reason"] = stop_reason
+            if self._answer.return_weight_versions and self.ended is not None:
+                choice |= version_field(self.ended)
         progress, self._progress = self._progress, None
         if self._answer.shows_tokens:
             choice["token_ids"] = [] if progress is None else list(progress.token_ids)

@@ -11,7 +11,7 @@ from chorale.api.completions.request import CompletionPrompt, CompletionRequest
 from chorale.api.fields import wants_continuous_usage, wants_usage
 from chorale.api.http.sse import PLACEHOLDER, Template, event
 from chorale.api.logprobs import LogprobsWriter
-from chorale.api.usage import ShownMetrics, usage_object
+from chorale.api.usage import ShownMetrics, usage_object, version_field
 from chorale.engine.types import TokenLogprobs
 from chorale.harmony.text import TextDecoder
 from chorale.harmony.vocab import Vocabulary
@@ -117,6 +117,8 @@ class ChoiceText:
         choice = {"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
         if ended is not None:
             choice["stop_reason"] = ended.stop_reason
+            if self.answer.request.return_weight_versions:
+                choice |= version_field(ended)
         return choice
 
 

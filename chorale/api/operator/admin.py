@@ -1,4 +1,5 @@
-"""Administrative endpoints under vLLM's paths: pause, sleep, reset, profile, and the configuration.
+"""Administrative endpoints under vLLM's paths: pause, sleep, reset, profile, and the configuration. Those of
+weight transfer are in ``weights``.
 
 They stop the service for everyone, so they require an API key. On a server without keys, they answer 404
 unless it listens for this machine only, or the operator turns them on (``--admin-endpoints``).
@@ -22,6 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chorale.api.http.responses import json_response, read_json
+from chorale.api.operator import weights
 from chorale.api.state import ServerState
 from chorale.client.base import EngineInfo
 from chorale.config.engine import ServerConfig
@@ -42,7 +44,7 @@ def routes(state: ServerState, *, has_keys: bool) -> list[Route]:
     gets = (is_paused, is_sleeping, server_info, get_world_size)
     return [
         Route(f"/{each.__name__}", partial(_guarded, state, off, each), methods=[method])
-        for method, some in (("POST", posts), ("GET", gets))
+        for method, some in (("POST", posts + weights.POSTS), ("GET", gets + weights.GETS))
         for each in some
     ]
 
@@ -199,7 +201,7 @@ def _sections(config: ServerConfig, info: EngineInfo, names: tuple[str, ...]) ->
         "scheduler_config": {"max_num_seqs": info.max_num_seqs},
         "speculative_config": {"method": info.speculation} if info.speculation else None,
         "lora_config": None,
-        "weight_transfer_config": None,
+        "weight_transfer_config": {"backend": info.weight_transfer} if info.weight_transfer else None,
     }
 
 

@@ -12,7 +12,7 @@ from chorale.api.logprobs import LEAST, LogprobsWriter
 from chorale.api.routed_experts import expert_field
 from chorale.api.state import ServerState
 from chorale.api.tokens.request import GenerateRequest
-from chorale.api.usage import metrics_object, of_choices, usage_object
+from chorale.api.usage import metrics_object, of_choices, usage_object, version_field
 from chorale.engine.types import TokenLogprobs
 from chorale.turns.events import ItemDelta, OutputEvent, TurnEnded, TurnProgress, Usage
 from chorale.turns.request import TurnRequest
@@ -103,7 +103,7 @@ class TokenAnswer:
             "token_ids": piece.token_ids,
             "routed_experts": None,
             "sampling_mask": None,
-            "weight_versions": None,  # the weights have no versions
+            "weight_versions": None if ended is None else version_field(ended)["weight_versions"],
             "logprobs": None,
         }
         num_top = self._asked.sampling_params.num_logprobs

@@ -82,7 +82,7 @@ class Choice:
         that are due, or None if the choice needs something: ``feed`` then returns what."""
         out, reader, token_ids = self._out, self._reader, chunk.token_ids
         item, sampled = out.item, out.sampled
-        if item is not None and item.is_plain and chunk.logprobs is None:
+        if item is not None and item.is_plain and chunk.logprobs is None and not chunk.weight_version:
             is_reasoning = item.kind == "reasoning"
             if not is_reasoning or len(sampled) + len(token_ids) - reader.start < reader.watch.next_check:
                 text = reader.parser.read_text(token_ids)
@@ -99,7 +99,8 @@ class Choice:
             return self._need
         out, reader = self._out, self._reader
         sampled, token_ids, logprobs = out.sampled, chunk.token_ids, chunk.logprobs
-        if not sampled or chunk.finish_reason is not None or chunk.routed_experts is not None:
+        is_plain = chunk.finish_reason is None and chunk.routed_experts is None and not chunk.weight_version
+        if not sampled or not is_plain:
             out.on_chunk(chunk)
         num_shown = len(token_ids)
         if chunk.stop_token_id is not None and not self._shows_stop(chunk.stop_token_id):

@@ -24,7 +24,18 @@ from chorale.turns.events import (
     TurnEnded,
     TurnProgress,
     Usage,
+    WeightVersionSpan,
 )
+
+
+def version_spans(begins: list[tuple[str, int]], count: int) -> tuple[WeightVersionSpan, ...]:
+    """Returns the spans of ``count`` tokens, from (label, index of its first token)."""
+    ends = [begin for _, begin in begins[1:]] + [count]
+    return tuple(
+        WeightVersionSpan(version, begin, end)
+        for (version, begin), end in zip(begins, ends, strict=True)
+        if begin < end
+    )
 
 
 class Emitter:
@@ -40,6 +51,8 @@ class Emitter:
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
         # As in ``TokenChunk``. None: lost, because a later round has tokens that the choice did not sample.
         self.routed_experts: list[bytes] | None = []
+        # Labels of the weights, each with the index of the first token that they gave.
+        self.weight_versions: list[tuple[str, int]] = []
         self._timings: ChunkTimings | None = None
         self._interval = interval
         self._progress = progress
@@ -62,6 +75,8 @@ class Emitter:
             self.prompt_logprobs = tuple(chunk.prompt_logprobs)
         if chunk.routed_experts is not None and self.routed_experts is not None:
             self.routed_experts += chunk.routed_experts
+        if chunk.weight_version and chunk.weight_version not in [v for v, _ in self.weight_versions[-1:]]:
+            self.weight_versions.append((chunk.weight_version, len(self.sampled)))
 
     def count_prompt(self, size: int, num_repeated: int) -> None:
         """Counts a prompt. Later model calls read it whole; tokens of earlier calls count as cached."""
@@ -134,6 +149,7 @@ class Emitter:
                 output_token_ids=tuple(self.sampled),
                 prompt_logprobs=self.prompt_logprobs,
                 routed_experts=tuple(self.routed_experts or ()),
+                weight_versions=version_spans(self.weight_versions, len(self.sampled)),
                 tool_state=tool_state,
                 timings=timings,
             )
