@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from chorale.config.engine import DraftMetrics
@@ -119,7 +119,4 @@ def of_prompts(usages: Iterable[Usage]) -> Usage:
 
 def version_field(ended: TurnEnded) -> dict[str, Any]:
     """Returns ``{"weight_versions": ...}`` of a choice; null if no token has a version."""
-    spans = [
-        {"version": each.version, "start": each.start, "end": each.end} for each in ended.weight_versions
-    ]
-    return {"weight_versions": spans or None}
+    return {"weight_versions": [asdict(each) for each in ended.weight_versions] or None}

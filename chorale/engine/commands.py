@@ -25,9 +25,11 @@ Action = Literal[
     "abandon_weight_update",
     "update_weight_version",
 ]
-# The actions of one update, in their order; ``abandon_weight_update`` may follow any of them but the last.
+# The actions of one update, in their order.
 UPDATES = ("start_weight_update", "update_weights", "prepare_weight_update", "finish_weight_update")
-TRANSFERS = ("init_weight_transfer_engine", "shutdown_weight_transfer_engine", *UPDATES)
+TRANSFERS = (
+    "init_weight_transfer_engine", "shutdown_weight_transfer_engine", *UPDATES, "abandon_weight_update",
+)  # fmt: skip
 TRANSFER_IS_OFF = "weight transfer is off; start the engine with --weight-transfer-config"
 FIRST_VERSION = "default"  # of the weights with which the engine has started
 SLEEP_IS_OFF = "sleep mode is off; start the engine with --enable-sleep-mode"
@@ -43,7 +45,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``MEMORY`` to restore; (): all of it. ``clear_cache``, for pause: empty the prefix cache once no request
     runs. ``preempt``, for reset_prefix_cache: take blocks from running requests, which are recomputed.
     ``info``: ``init_info`` or ``update_info`` of vLLM's weight transfer. ``first_rank``: number of the
-    engine's first rank among all engines'. ``version``: the label of the weights; "": the next number.
+    engine's first rank among all engines'. ``version``: the label of the weights; "": the number of updates.
     """
 
     action: Action

@@ -3,7 +3,7 @@
     running ──pause──► paused ──resume──► running         requests are frozen, finish, or end (``PauseMode``)
        └─────sleep──► paused ──► asleep ──wake_up──► running     device memory is released, then restored
     paused ──start_weight_update──► updating ──finish_weight_update──► paused       all weights change at once
-                                        └────a failure, or resume──► paused        the old weights stay
+                                        └──a failure, or resume──► paused          the old weights stay
 
 A command that must wait for requests or for a step in flight (pause, sleep) is finished by a later step.
 """
@@ -74,6 +74,8 @@ class Control:
         future: Future[Outcome] = Future()
         try:
             self._check(command)
+            if command.action in TRANSFERS:
+                self._transfer(command)
         except ConflictError as error:
             future.set_exception(error)
             return future
@@ -91,13 +93,7 @@ class Control:
             success = self._reset_cache(preempt=command.preempt)
         elif command.action == "update_weight_version":
             self._engine.set_weight_version(command.version)
-        elif command.action in (*TRANSFERS, "abandon_weight_update"):
-            try:
-                self._transfer(command)
-            except ConflictError as error:
-                future.set_exception(error)
-                return future
-        elif command.action != "state":
+        elif command.action not in ("state", *TRANSFERS):
             self._device.execute(command)
         future.set_result(self._outcome(success=success))
         return future
@@ -175,41 +171,25 @@ class Control:
     # ------------------------------------------------------------------ weight updates
 
     def _check_update(self, *, starts: bool) -> None:
-        if not self.is_paused or self._unfinished or not self._engine.is_still:
-            raise ConflictError("weights can be updated only while the engine is paused")
-        if "weights" in self._missing:
-            raise ConflictError(ASLEEP)
+        if not self.is_paused or self._unfinished or not self._engine.is_still or "weights" in self._missing:
+            raise ConflictError("weights can be updated only while the engine is paused, and not asleep")
         if starts is self._is_updating:
-            raise ConflictError(
-                "a weight update is in progress; resume gives it up"
-                if starts
-                else "no weight update is in progress"
-            )
+            raise ConflictError(f"{'a' if starts else 'no'} weight update is in progress; resume gives it up")
 
     def _transfer(self, command: Command) -> None:
         """Execute a command of weight transfer. Raises ``ConflictError``; an update has then ended."""
-        if command.action == "abandon_weight_update" and not self._is_updating:
-            return
-        try:
-            self._device.execute(command)
-        except ConflictError:
-            self._is_updating = self._is_updating and command.action not in UPDATES
-            raise
-        if command.action == "start_weight_update":
-            self._is_updating = True
-        elif command.action == "abandon_weight_update":
+        if command.action in UPDATES:
+            self._is_updating = False
+        self._device.execute(command)
+        self._is_updating = self._is_updating or command.action in UPDATES[:-1]
+        if command.action == "abandon_weight_update":
             self._is_updating = False
         elif command.action == "finish_weight_update":
-            self._is_updating = False
             self._num_updates += 1
             # The keys and values of the old weights must not meet those of the new ones.
             self._scheduler.preempt_all()
             self._engine.cache.pool.forget_all()
-            self._engine.set_weight_version(command.version or self._next_version())
-
-    def _next_version(self) -> str:
-        now = self._engine.weight_version
-        return str(int(now) + 1 if now.isdecimal() else self._num_updates)
+            self._engine.set_weight_version(command.version or str(self._num_updates))
 
     def _reset_cache(self, *, preempt: bool = False) -> bool:
         if preempt:

@@ -32,9 +32,13 @@ def token_chunk(
     logprobs: list[TokenLogprobs] | None,
     finish: FinishReason | None,
     now: float,
+    weight_version: str,
 ) -> TokenChunk:
-    """Return a chunk with tokens, and log-probabilities and the finish reason if there are any."""
+    """Return a chunk with tokens, and log-probabilities and the finish reason if there are any; with the
+    label of the weights if it is not that of the sequence's last token."""
     chunk = TokenChunk(sequence.request_id, sequence.index, token_ids, finish, logprobs=logprobs)
+    if token_ids and sequence.weight_version != weight_version:
+        chunk.weight_version = sequence.weight_version = weight_version
     if finish == "stop":
         chunk.stop_token_id = token_ids[-1]
     if finish is not None:

@@ -269,21 +269,19 @@ class LLM:
         self._control("shutdown_weight_transfer_engine")
 
     def start_weight_update(self) -> None:
-        """Begin an update. Until it is finished, or has failed, the old weights count."""
+        """Begin an update. The old weights stay until it is finished, or if a call of it fails."""
         self._control("pause", mode="keep")
-        self._control("start_weight_update")
+        self._update("start_weight_update")
 
     def update_weights(self, request: Any) -> None:
-        """Receive tensors: ``{"update_info": {...}}``. Raises ``ConflictError`` if they do not fit the model;
-        the old weights stay then, and the update has ended."""
+        """Receive tensors: ``{"update_info": {...}}``. Raises ``ConflictError`` if they do not fit."""
         info = dict(_info_of(request, "update_info"))
         if (handles := info.pop("ipc_handles", None)) is not None:
             info["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(handles)).decode()
         self._update("update_weights", info=info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Use the new weights from the next prompt on. ``weight_version``: their label; None: a number.
-        Raises ``ConflictError`` like ``update_weights``."""
+        """Use the new weights. ``weight_version``: their label; None: the number of updates."""
         self._update("prepare_weight_update")
         self._update("finish_weight_update", version=weight_version or "")
         self._control("resume")
@@ -376,7 +374,7 @@ LLM.__doc__ = f"{inspect.cleandoc(LLM.__doc__ or '')}\n\nArguments:\n\n{listed(e
 
 
 def _info_of(request: Any, name: str) -> dict[str, Any]:
-    """Return a field of one of vLLM's requests, a dictionary or an object. Raises ``ValueError``."""
+    """Return a field of a request, a dictionary or an object. Raises ``ValueError``."""
     info = request.get(name) if isinstance(request, Mapping) else getattr(request, name, None)
     if not isinstance(info, dict):
         raise ValueError(f"{name} must be a dictionary")

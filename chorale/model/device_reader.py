@@ -154,10 +154,10 @@ class Piece:
     def read(self, descriptor: int, begin: int, target: npt.NDArray[np.uint8], path: Path) -> None:
         """Fill ``target``. ``begin``: the tensor's first byte in the file. Raises ``CheckpointError``."""
         if self.rows * self.width == len(target):
-            _read(descriptor, target.data, begin + self.offset, path)
+            read_fully(descriptor, target.data, begin + self.offset, path)
             return
         found = np.empty(self.rows * self.width, np.uint8)
-        _read(descriptor, found.data, begin + self.offset, path)
+        read_fully(descriptor, found.data, begin + self.offset, path)
         rows, kept, first = found.reshape(self.rows, -1), target.reshape(self.rows, -1), 0
         for some in self.kept:
             kept[:, first : first + len(some)] = rows[:, some.start : some.stop]
@@ -187,7 +187,7 @@ def pieces_of(rows: int, width: int, ranges: Sequence[range], size: int) -> list
     return found
 
 
-def _read(descriptor: int, target: memoryview, offset: int, path: Path) -> None:
+def read_fully(descriptor: int, target: memoryview, offset: int, path: Path) -> None:
     """Fill ``target``. Raises ``CheckpointError`` if the file was truncated or cannot be read."""
     filled = 0
     while filled < len(target):

@@ -21,7 +21,7 @@ from chorale.kernels import mxfp4
 from chorale.kernels.ops import Ops
 from chorale.model.checkpoint import check_shape
 from chorale.model.config import ModelConfig
-from chorale.model.gpt_oss import LayerWeights, Weights
+from chorale.model.gpt_oss import Weights
 from chorale.model.layouts import FLOATS, Layout, TensorSpec, tensor_specs
 from chorale.model.safetensors_file import DTYPES
 from chorale.model.weights import EMBEDDING, Cuts, Loader, group_of
@@ -61,7 +61,8 @@ class WeightUpdate:
         self._specs: dict[str, TensorSpec] = {}
         # Group -> the sets of roles that complete it, one for each layout.
         self._complete: defaultdict[Key, list[set[str]]] = defaultdict(list)
-        for layout in _layouts(config):
+        layouts: tuple[Layout, ...] = ("published", "dense", "reference")
+        for layout in ("quark",) if config.expert_input_scales else layouts:
             groups = defaultdict[Key, set[str]](set)
             for spec in tensor_specs(config, layout):
                 self._specs[spec.name] = spec
@@ -70,7 +71,6 @@ class WeightUpdate:
                 self._complete[key].append(roles)
         self._seen: set[str] = set()  # names
         self._arrived: defaultdict[Key, set[str]] = defaultdict(set)  # roles of incomplete groups
-        self._new: dict[Key, Any] = {}  # packed groups; not filled if tensors are overwritten
 
     def check(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> None:
         """Raise ``CheckpointError`` unless the model has this tensor, and the update not yet."""
@@ -83,8 +83,8 @@ class WeightUpdate:
         check_shape("the update", spec, found, tuple(shape))
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Take a tensor, and pack its group if it is complete. Until ``keep``, or ``finish``, its memory must
-        not change; on a CPU it must never change. Raises ``CheckpointError``."""
+        """Take a tensor, and pack its group if it is complete. Its memory must not change until ``keep``; on
+        a CPU, never. Raises ``CheckpointError``."""
         self.check(name, tensor.dtype, tensor.shape)
         spec = self._specs[name]
         self._seen.add(name)
@@ -107,24 +107,16 @@ class WeightUpdate:
             raise CheckpointError("no tensor was sent")
         for (layer, group), roles in self._arrived.items():
             wanted = max(self._complete[layer, group], key=lambda each: len(each & roles))
-            missing = sorted(wanted - roles) or sorted(roles - wanted)
-            names = {(spec.layer, spec.role): name for name, spec in self._specs.items()}
+            missing = ", ".join(sorted(wanted ^ roles)[:4])
             raise CheckpointError(
-                f"{names[layer, missing[0]]}: missing; tensors that are packed together ({group}) must be "
-                "sent in one update"
+                f"layer {layer}: {missing}: missing; all tensors of {group} must be sent in one update"
             )
 
     def finish(self) -> Weights:
         """Return the new weights, which share unchanged groups with the old ones; the same object if tensors
         were overwritten. Raises as ``check_complete``."""
         self.check_complete()
-        if not self._new:
-            return self._weights
-        parts = defaultdict[int | None, dict[str, Any]](dict)
-        for (layer, group), packed in self._new.items():
-            parts[layer][group] = packed
-        layers = tuple(with_groups(each, parts[number]) for number, each in enumerate(self._weights.layers))
-        return replace(self._weights, layers=layers, **parts[None])
+        return self._weights
 
     def _parts(self, spec: TensorSpec, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor | None]]:
         """Return this rank's part of a tensor by role, on the device; None if it needs none of it. Dense
@@ -140,7 +132,8 @@ class WeightUpdate:
             raise CheckpointError(f"{spec.name}: has values that are not finite")
         if spec.role in _UNPACKED and self._packs_mxfp4:
             name = spec.role.removesuffix(".dense")
-            packed = [mxfp4.quantize(expert.t().contiguous()) for expert in part]  # one by one, to bound the memory
+            # One expert at a time, to bound the memory.
+            packed = [mxfp4.quantize(expert.t().contiguous()) for expert in part]
             blocks, scales = (torch.stack(each) for each in zip(*packed, strict=True))
             return [(f"{name}.blocks", blocks), (f"{name}.scales", scales)]
         return [(spec.role, part)]
@@ -150,13 +143,17 @@ class WeightUpdate:
         packed = self._loader.group(layer, group)
         for role in self._arrived.pop(key):
             self._sent.tensors.pop((layer, role), None)
+        path = _path(layer, group)
         if self._save is None:
-            self._new[key] = packed
+            self._weights = replaced(self._weights, path, packed)
             return
-        pairs = tensor_pairs(group_in(self._weights, layer, group), packed, f"layer {layer}, {group}")
-        self._save([old for old, _ in pairs])
-        for old, new in pairs:
-            old.copy_(new)
+        old: Any = self._weights
+        for name in path:
+            old = old[name] if isinstance(name, int) else getattr(old, name)
+        pairs = tensor_pairs(old, packed, f"layer {layer}, {group}")
+        self._save([tensor for tensor, _ in pairs])
+        for tensor, new in pairs:
+            tensor.copy_(new)
 
 
 class _Sent:
@@ -179,58 +176,36 @@ class _Sent:
         return None
 
 
-def _layouts(config: ModelConfig) -> tuple[Layout, ...]:
-    return ("quark",) if config.expert_input_scales else ("published", "dense", "reference")
+def _path(layer: int | None, group: str) -> tuple[str | int, ...]:
+    """Return the place of a packed group in ``Weights``."""
+    nested = {"attention_norm": ("qkv", "norm"), "qkv": ("qkv", "linear"),
+              "expert_norm": ("router", "norm"), "router": ("router", "linear")}  # fmt: skip
+    return (group,) if layer is None else ("layers", layer, *nested.get(group, (group,)))
 
 
-def group_in(weights: Weights, layer: int | None, group: str) -> Any:
-    """Return a packed group of ``weights``."""
-    if layer is None:
-        return getattr(weights, group)
-    own = weights.layers[layer]
-    nested = {
-        "attention_norm": own.qkv.norm,
-        "qkv": own.qkv.linear,
-        "expert_norm": own.router.norm,
-        "router": own.router.linear,
-    }
-    return nested[group] if group in nested else getattr(own, group)
-
-
-def with_groups(layer: LayerWeights, new: dict[str, Any]) -> LayerWeights:
-    """Return a layer with some groups replaced."""
-    qkv, router = layer.qkv, layer.router
-    rest = {name: new[name] for name in ("sinks", "output", "experts") if name in new}
-    return replace(
-        layer,
-        qkv=replace(qkv, norm=new.get("attention_norm", qkv.norm), linear=new.get("qkv", qkv.linear)),
-        router=replace(
-            router, norm=new.get("expert_norm", router.norm), linear=new.get("router", router.linear)
-        ),
-        **rest,
-    )
+def replaced(owner: Any, path: tuple[str | int, ...], value: Any) -> Any:
+    """Return ``owner``, a tree of frozen dataclasses and tuples, with another value at ``path``."""
+    if not path:
+        return value
+    first, rest = path[0], path[1:]
+    if isinstance(first, int):
+        return (*owner[:first], replaced(owner[first], rest, value), *owner[first + 1 :])
+    return replace(owner, **{first: replaced(getattr(owner, first), rest, value)})
 
 
 def tensor_pairs(old: Any, new: Any, where: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return (old, new) for each tensor in two packed groups of equal structure.
-
-    Raises ``CheckpointError`` if anything but the values of tensors differs.
-    """
-    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
-        if (old.shape, old.dtype) != (new.shape, new.dtype):
-            raise CheckpointError(f"{where}: packed as {new.dtype} {list(new.shape)}, not as {old.dtype}")
-        return [(old, new)]
-    if type(old) is type(new) and hasattr(old, "pieces"):  # rows in host memory: addresses stay
-        old, new = old.pieces, new.pieces
-    if type(old) is type(new) and isinstance(old, tuple | list) and len(old) == len(new):
+    """Return (old, new) for each tensor in two packed groups. Raises ``CheckpointError`` if anything but the
+    values of tensors differs."""
+    if isinstance(old, torch.Tensor):
+        if isinstance(new, torch.Tensor) and (old.shape, old.dtype) == (new.shape, new.dtype):
+            return [(old, new)]
+    elif is_dataclass(old) and type(old) is type(new):
+        # Of rows in host memory, the addresses stay.
+        names = ["pieces"] if hasattr(old, "pieces") else [each.name for each in fields(old)]
+        both = [(getattr(old, name), getattr(new, name)) for name in names]
+        return [pair for each in both for pair in tensor_pairs(*each, where)]
+    elif isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
         return [pair for each in zip(old, new, strict=True) for pair in tensor_pairs(*each, where)]
-    if type(old) is type(new) and is_dataclass(old):
-        names = [each.name for each in fields(old)]
-        return [
-            pair for name in names for pair in tensor_pairs(getattr(old, name), getattr(new, name), where)
-        ]
-    if type(old) is not type(new) or old != new:
-        raise CheckpointError(
-            f"{where}: {new!r} instead of {old!r}: send the types of the checkpoint that was loaded"
-        )
-    return []
+    elif type(old) is type(new) and old == new:
+        return []
+    raise CheckpointError(f"{where}: packed in another way; send the types of the checkpoint that was loaded")

@@ -285,19 +285,11 @@ class Loader:
         return self.ops.pack_host_rows(self.source.on_host(None, EMBEDDING), self.host)
 
     def layer(self, layer: int) -> LayerWeights:
-        part = {group: self.group(layer, group) for group in LAYER_GROUPS}
-        return LayerWeights(
-            qkv=QkvWeights(norm=part["attention_norm"], linear=part["qkv"]),
-            sinks=part["sinks"],
-            output=part["output"],
-            router=RouterWeights(
-                norm=part["expert_norm"],
-                linear=part["router"],
-                top_k=self.config.num_experts_per_tok,
-                dtype=self.dtype,
-            ),
-            experts=part["experts"],
+        norm, qkv, sinks, output, expert_norm, router, experts = (
+            self.group(layer, group) for group in LAYER_GROUPS
         )
+        routing = RouterWeights(expert_norm, router, self.config.num_experts_per_tok, self.dtype)
+        return LayerWeights(QkvWeights(norm, qkv), sinks, output, routing, experts)
 
     def group(self, layer: int | None, group: str) -> Any:
         """Pack the tensors of one group (``group_of``)."""

@@ -72,7 +72,7 @@ class LocalExecutor:
 
         Returns why the command of a weight transfer was refused, or "". Raises ``EngineError``."""
         try:
-            if self._memory is not None and command.action in (*TRANSFERS, "abandon_weight_update"):
+            if self._memory is not None and command.action in TRANSFERS:
                 return self._memory.transfer(command)
             if command.action == "sleep" and self._memory is not None:
                 self._worker = None

@@ -33,10 +33,6 @@ class Loaded:
     drafts: DraftSetup | None
 
 
-# Raises ``RequestError`` or ``ConfigError`` if the sender is at fault.
-Transfer = Callable[[Command, Loaded], None]
-
-
 class RankMemory:
     """Builds the worker of a rank, takes it apart, and builds it again with the same sizes."""
 
@@ -45,9 +41,9 @@ class RankMemory:
         device: Device,
         load: Callable[[], Loaded],
         make: Callable[[Loaded], Worker],
-        transfer: Transfer | None = None,
+        transfer: Callable[[Command, Loaded], None] | None = None,
     ) -> None:
-        """``transfer``: executes the commands of weight transfer; None: it is off."""
+        """``transfer``: executes the commands of weight transfer (``RankTransfer``); None: it is off."""
         self._device, self._load, self._make = device, load, make
         self._transfer = transfer
         self._loaded: Loaded | None = None

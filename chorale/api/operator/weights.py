@@ -1,9 +1,6 @@
-"""Weight transfer under vLLM's paths: new weights reach the engines while they are paused.
+"""Weight transfer under vLLM's paths, between /pause and /resume; ``admin`` guards it.
 
-    POST /pause ── /start_weight_update ── /update_weights ... ── /finish_weight_update ── /resume
-
-An update changes all weights of all engines, or none. If a call fails, the update has ended, and the old
-weights stay; so does /resume before the end. The guard of these endpoints is that of ``admin``.
+An update changes all weights of all engines, or none: if one of its calls fails, it has ended.
 """
 
 from __future__ import annotations
@@ -17,8 +14,7 @@ from starlette.responses import Response
 
 from chorale.api.http.responses import json_response, read_json
 from chorale.api.state import ServerState
-from chorale.client.base import EngineInfo
-from chorale.engine.commands import TRANSFER_IS_OFF, Command
+from chorale.engine.commands import TRANSFER_IS_OFF, UPDATES, Command
 from chorale.errors import ChoraleError, ConflictError, NotFoundError, invalid
 
 _LONGEST_VERSION = 256  # characters
@@ -26,45 +22,35 @@ _LONGEST_VERSION = 256  # characters
 
 async def init_weight_transfer_engine(state: ServerState, request: Request) -> Response:
     """Connects the engines with the sender of weights, as far as the back end needs it."""
-    _require_transfer(state.client.info)
     info = await _object(state, request, "init_info")
-    await state.client.control(Command(action="init_weight_transfer_engine", info=info))
-    return json_response({"message": "Weight transfer initialized"})
+    return await _step(state, Command(action="init_weight_transfer_engine", info=info), "initialized")
 
 
 async def shutdown_weight_transfer_engine(state: ServerState, request: Request) -> Response:
-    _require_transfer(state.client.info)
-    await state.client.control(Command(action="shutdown_weight_transfer_engine"))
-    return json_response({"message": "Weight transfer shut down"})
+    return await _step(state, Command(action="shutdown_weight_transfer_engine"), "shut down")
 
 
 async def start_weight_update(state: ServerState, request: Request) -> Response:
     """Begins an update. A body is ignored: clients of older versions of vLLM send one."""
-    _require_transfer(state.client.info)
-    await _or_abandon(state, Command(action="start_weight_update"))
-    return json_response({"message": "Weight update started"})
+    return await _step(state, Command(action="start_weight_update"), "started")
 
 
 async def update_weights(state: ServerState, request: Request) -> Response:
     """Returns once the tensors that the body announces have arrived."""
-    _require_transfer(state.client.info)
     info = await _object(state, request, "update_info")
-    await _or_abandon(state, Command(action="update_weights", info=info))
-    return json_response({"message": "Weights updated"})
+    return await _step(state, Command(action="update_weights", info=info), "received")
 
 
 async def finish_weight_update(state: ServerState, request: Request) -> Response:
     """Lets all engines use the new weights, once each has confirmed that its update is complete."""
-    _require_transfer(state.client.info)
     version = ""
     if (await request.body()).strip():
         given = (await read_json(request, state.config)).get("weight_version")
         version = "" if given is None else _version_of("weight_version", given)
-    await _or_abandon(state, Command(action="prepare_weight_update"))
+    await _step(state, Command(action="prepare_weight_update"), "complete")
     # All engines are to agree also if the client of this request is gone.
-    finish = state.client.control(Command(action="finish_weight_update", version=version))
-    await asyncio.shield(asyncio.ensure_future(finish))
-    return json_response({"message": "Weight update finished"})
+    finish = Command(action="finish_weight_update", version=version)
+    return await asyncio.shield(asyncio.ensure_future(_step(state, finish, "finished")))
 
 
 async def update_weight_version(state: ServerState, request: Request) -> Response:
@@ -83,30 +69,24 @@ async def weight_info(state: ServerState, request: Request) -> Response:
 
 
 POSTS = (
-    init_weight_transfer_engine,
-    shutdown_weight_transfer_engine,
-    start_weight_update,
-    update_weights,
-    finish_weight_update,
-    update_weight_version,
-)
+    init_weight_transfer_engine, shutdown_weight_transfer_engine, start_weight_update, update_weights,
+    finish_weight_update, update_weight_version,
+)  # fmt: skip
 GETS = (weight_info,)
 
 
-async def _or_abandon(state: ServerState, command: Command) -> None:
-    """Executes a step of an update in all engines; if one fails, all give the update up."""
+async def _step(state: ServerState, command: Command, done: str) -> Response:
+    """Executes a command in all engines. If one fails within an update, all give the update up."""
+    if not state.client.info.weight_transfer:
+        raise NotFoundError(TRANSFER_IS_OFF)
     try:
         await state.client.control(command)
-    except ConflictError as error:
-        if command.action != "start_weight_update":
+    except ConflictError:
+        if command.action in UPDATES[1:]:
             with contextlib.suppress(ChoraleError):
                 await state.client.control(Command(action="abandon_weight_update"))
-        raise error
-
-
-def _require_transfer(info: EngineInfo) -> None:
-    if not info.weight_transfer:
-        raise NotFoundError(TRANSFER_IS_OFF)
+        raise
+    return json_response({"message": f"Weight transfer: {done}"})
 
 
 async def _object(state: ServerState, request: Request, name: str) -> dict[str, Any]:

@@ -67,12 +67,6 @@ class Committer:
         if result.experts is not None:  # else the step had no rows
             pages.write(slots, result.experts[kept])
 
-    def _add_version(self, sequence: Sequence, chunk: TokenChunk) -> None:
-        """Add the label of the weights if it is not that of the sequence's last token."""
-        version = self._engine.weight_version
-        if chunk.token_ids and sequence.weight_version != version:
-            chunk.weight_version = sequence.weight_version = version
-
     def _add_experts(self, sequence: Sequence, chunk: TokenChunk, num_taken: int) -> None:
         """Add the experts of the positions that gave the newest tokens, and to the first one the prompt's."""
         pages, start = self._engine.experts, sequence.sampling.routed_experts_start
@@ -207,8 +201,7 @@ class Committer:
         logprobs = None
         if sequence.sampling.logprobs is not None:
             logprobs = result.logprobs.get(entry, [])[: len(taken)]
-        chunk = emit.token_chunk(sequence, taken, logprobs, finish, now)
-        self._add_version(sequence, chunk)
+        chunk = emit.token_chunk(sequence, taken, logprobs, finish, now, self._engine.weight_version)
         self._add_experts(sequence, chunk, len(taken))
         if finish is not None:
             self._engine.commit_blocks(sequence, computed_before + len(taken))
@@ -253,8 +246,7 @@ class Committer:
         if sampling.max_tokens == 0:  # the request asks for the prompt only
             token_ids, logprobs, finish = [], None, "length"
             self.num_generated -= 1
-        chunk = emit.token_chunk(sequence, token_ids, logprobs, finish, now)
-        self._add_version(sequence, chunk)
+        chunk = emit.token_chunk(sequence, token_ids, logprobs, finish, now, engine.weight_version)
         self._add_experts(sequence, chunk, 1)
         if first:
             emit.first_fields(sequence, chunk)

@@ -3,7 +3,6 @@ that all engines mount."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,11 @@ from typing import Any
 import msgspec
 import torch
 
-from chorale.errors import CheckpointError, invalid
+from chorale.errors import invalid
 from chorale.model.checkpoint import open_files, weights_folder
+from chorale.model.device_reader import read_fully
 from chorale.model.safetensors_file import DTYPES, SafetensorsFile
-from chorale.runtime.transfer.base import Check, Named, convert
-
-
-class Init(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``init_info``: {}."""
+from chorale.runtime.transfer.base import Check, convert
 
 
 class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,9 +30,10 @@ class CheckpointBackend:
         self._allowed = [Path(folder).resolve() for folder in allowed_folders]
 
     def init(self, info: dict[str, Any]) -> None:
-        convert(info, Init, "init_info")
+        if info:
+            raise invalid("init_info", "must be empty for the backend checkpoint")
 
-    def receive(self, info: dict[str, Any], check: Check) -> Iterator[Named]:
+    def receive(self, info: dict[str, Any], check: Check) -> Iterator[tuple[str, torch.Tensor]]:
         path = self._below(Path(convert(info, Update, "update_info").path))
         files = open_files(weights_folder(path))[0] if path.is_dir() else [SafetensorsFile(path)]
         for file in files:
@@ -48,11 +45,10 @@ class CheckpointBackend:
                 for name in file.entries:
                     yield name, _read(file, name, stream.fileno())
 
-    def finished(self) -> None:
+    def ended(self) -> None:
         return None
 
-    def close(self) -> None:
-        return None
+    close = ended
 
     def _below(self, path: Path) -> Path:
         """Return the path with links resolved, if it is below an allowed folder."""
@@ -69,13 +65,5 @@ def _read(file: SafetensorsFile, name: str, descriptor: int) -> torch.Tensor:
     became shorter would end this process."""
     entry, (begin, end) = file.entries[name], file.span(name)
     octets = torch.empty(end - begin, dtype=torch.uint8)
-    target, filled = octets.numpy().data, 0
-    while filled < len(target):
-        try:
-            count = os.preadv(descriptor, [target[filled : filled + 2**30]], begin + filled)
-        except OSError as fault:
-            raise CheckpointError(f"{file.path}: cannot be read: {fault}") from fault
-        if count == 0:
-            raise CheckpointError(f"{file.path}: became shorter while it was read")
-        filled += count
+    read_fully(descriptor, octets.numpy().data, begin, file.path)
     return octets.view(DTYPES[entry.dtype]).view(entry.shape)

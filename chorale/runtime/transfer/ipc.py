@@ -1,15 +1,13 @@
 """Back end ipc: tensors in the memory of another process on the same GPU, by CUDA IPC handles in vLLM's form.
 
-Handles arrive as a pickle. It is read without running anything: only the names that torch writes for a handle
-are known, and each becomes plain data, whose numbers are checked.
+Handles arrive as a pickle, in which only the names that torch writes are known. They become plain data, whose
+numbers are checked.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import io
-import pickle
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -18,27 +16,34 @@ import msgspec
 import torch
 
 from chorale.errors import RequestError, invalid
-from chorale.runtime.transfer.base import DTYPE_NAMES, Announced, Check, Named, convert, num_bytes, unpacked
+from chorale.runtime.transfer.base import (
+    DTYPE_NAMES,
+    Announced,
+    Check,
+    Spec,
+    convert,
+    num_bytes,
+    read_pickle,
+    unpacked,
+)
 
 _COUNTER = re.compile(rb"/torch_[0-9]+_[0-9]+(_[0-9]+)?")  # the shared memory of torch's reference counts
 _COUNTERS = 10_000  # in one such file
-_MOST_PICKLED = 2**26  # bytes
-_CLASSES = {
-    ("torch", "Tensor"), ("torch.nn.parameter", "Parameter"),
-    ("torch.storage", "UntypedStorage"), ("torch.storage", "TypedStorage"),
-}  # fmt: skip
-_DTYPES = {*DTYPE_NAMES, "int8", "int16", "int32", "int64", "bool", "float64"}
+_CLASSES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.storage.UntypedStorage",
+            "torch.storage.TypedStorage")  # fmt: skip
+_KNOWN: dict[str, Any] = {name: name for name in _CLASSES}
+_KNOWN |= {f"torch.{name}": name for name in DTYPE_NAMES} | {"torch.Size": tuple}
 
 
 class Init(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """vLLM's ``init_info``. ``packed``: several tensors share one buffer."""
+    """``packed``: several tensors share one buffer."""
 
     packed: bool = False
 
 
 class Update(Announced, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's ``update_info``. The pickle has {GPU's UUID: arguments of ``rebuild_cuda_tensor``}: one such
-    dictionary, or one for each tensor in a list. ``tensor_sizes``: bytes of each, if packed."""
+    """The pickle has {GPU's UUID: handle}: one such dictionary, or a list of them, one for each tensor.
+    ``tensor_sizes``: bytes of each, if packed."""
 
     ipc_handles_pickled: str
     ipc_handles: None = None
@@ -66,19 +71,15 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     def check(self) -> None:
         """Raise ``RequestError`` if the tensor is not inside its storage, or a field cannot be torch's."""
-        extent = self.offset + 1
-        if len(self.size) == len(self.stride) <= 8 and min((*self.size, *self.stride), default=0) >= 0:
-            extent += sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
-        else:
-            raise _wrong("size and stride do not fit")
-        if self.offset < 0 or self.storage_offset < 0 or min(self.size, default=1) < 1:
-            raise _wrong("a number is negative, or the tensor is empty")
-        if self.dtype not in DTYPE_NAMES or extent * DTYPE_NAMES[self.dtype].itemsize > self.storage_bytes:
+        numbers = (*self.size, *self.stride, self.offset, self.storage_offset)
+        extents = [(size - 1) * stride for size, stride in zip(self.size, self.stride, strict=False)]
+        item = DTYPE_NAMES[self.dtype].itemsize if self.dtype in DTYPE_NAMES else 2**63
+        is_inside = (self.offset + sum(extents) + 1) * item <= self.storage_bytes
+        if len(self.size) != len(self.stride) or min(numbers) < 0 or 0 in self.size or not is_inside:
             raise _wrong("the tensor is not inside its storage, or has a wrong type")
-        if not 64 <= len(self.memory) <= 256 or len(self.event) not in (0, 64):
-            raise _wrong("not a handle of CUDA")
-        if not _COUNTER.fullmatch(self.counter_name) or not 0 <= self.counter < _COUNTERS:
-            raise _wrong("not a reference count of torch")
+        is_counter = _COUNTER.fullmatch(self.counter_name) and 0 <= self.counter < _COUNTERS
+        if not 64 <= len(self.memory) <= 256 or len(self.event) not in (0, 64) or not is_counter:
+            raise _wrong("not a handle of CUDA that torch has made")
 
     def open(self, device: int) -> torch.Tensor:
         """Map the memory. Raises ``RuntimeError`` if the driver refuses it."""
@@ -91,36 +92,16 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         )  # fmt: skip
 
 
-class _Unpickler(pickle.Unpickler):
-    """Reads a pickle whose only names are those of a handle; they become text, and sizes tuples."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch", "Size"):
-            return tuple
-        if (module, name) in _CLASSES or (module == "torch" and name in _DTYPES):
-            return name
-        raise pickle.UnpicklingError(f"{module}.{name} is not part of a handle")
-
-
 def read_handles(text: str, uuid: str) -> list[Handle]:
     """Return the handles for the GPU ``uuid``, checked. Raises ``RequestError``."""
-    if len(text) > _MOST_PICKLED * 4 // 3:
-        raise _wrong("too long")
     try:
-        found = _Unpickler(io.BytesIO(base64.b64decode(text, validate=True))).load()
-    except (binascii.Error, pickle.UnpicklingError, EOFError, TypeError, ValueError, LookupError,
-            AttributeError, ImportError, RecursionError, OverflowError, MemoryError) as error:  # fmt: skip
-        raise _wrong(str(error)) from None
-    handles = []
-    for each in found if isinstance(found, list) else [found]:
-        if not isinstance(each, dict) or uuid not in each:
-            raise _wrong(f"no handle for this engine's GPU, {uuid}")
-        try:
-            handle = msgspec.convert(each[uuid], Handle)
-        except msgspec.ValidationError as error:
-            raise _wrong(str(error)) from None
+        found = read_pickle(base64.b64decode(text, validate=True), _KNOWN)
+        listed = found if isinstance(found, list) else [found]
+        handles = [msgspec.convert(each[uuid], Handle) for each in listed]
+    except (binascii.Error, msgspec.ValidationError, TypeError, LookupError) as error:
+        raise _wrong(f"no handles for this engine's GPU, {uuid}: {error}") from None
+    for handle in handles:
         handle.check()
-        handles.append(handle)
     return handles
 
 
@@ -131,63 +112,49 @@ def _wrong(why: str) -> RequestError:
 class IpcBackend:
     """Maps the sender's memory for the time of a call, or, if packed, until the update ends."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._packed = device, False
+    def __init__(self, device: torch.device, *, allowed: bool) -> None:
+        self._device, self._allowed, self._packed = device, allowed, False
         # torch counts one release for each export; a packed buffer is exported once for all calls.
         self._buffer: tuple[Handle, torch.Tensor] | None = None
 
     def init(self, info: dict[str, Any]) -> None:
-        self._packed = convert(info, Init, "init_info").packed
-
-    def receive(self, info: dict[str, Any], check: Check) -> Iterator[Named]:
+        if not self._allowed:
+            raise RequestError("backend ipc needs allow_pickled_handles in --weight-transfer-config")
         if self._device.type != "cuda":
             raise RequestError("backend ipc needs an NVIDIA GPU")
+        self._packed = convert(info, Init, "init_info").packed
+
+    def receive(self, info: dict[str, Any], check: Check) -> Iterator[tuple[str, torch.Tensor]]:
         update = convert(info, Update, "update_info")
-        tensors = update.tensors()
-        for each in tensors:
-            check(*each)
+        specs = update.specs(check)
         uuid = str(torch.cuda.get_device_properties(self._device).uuid)
         handles = read_handles(update.ipc_handles_pickled, uuid)
         try:
             if self._packed:
-                yield from self._receive_packed(update, tensors, handles)
+                yield from unpacked(self._packed_buffer(update, specs, handles), specs)
             else:
-                yield from self._receive_each(tensors, handles)
+                yield from self._each(specs, handles)
         except RuntimeError as error:
             raise RequestError(f"the memory cannot be mapped: {error}") from error
         torch.cuda.synchronize(self._device)  # the sender may reuse the memory after this call
 
-    def _receive_each(
-        self, tensors: list[tuple[str, torch.dtype, list[int]]], handles: list[Handle]
-    ) -> Iterator[Named]:
-        if len(handles) != len(tensors):
-            raise _wrong(f"{len(handles)} handles for {len(tensors)} tensors")
-        for (name, dtype, shape), handle in zip(tensors, handles, strict=True):
-            if DTYPE_NAMES[handle.dtype] != dtype or list(handle.size) != shape:
-                raise invalid("update_info", f"{name}: the handle has another type or shape")
-            yield name, handle.open(self._index)
+    def _each(self, specs: list[Spec], handles: list[Handle]) -> Iterator[tuple[str, torch.Tensor]]:
+        found = [(DTYPE_NAMES[handle.dtype], list(handle.size)) for handle in handles]
+        if found != [(dtype, shape) for _, dtype, shape in specs]:
+            raise _wrong("types and shapes of the handles are not those announced")
+        for (name, _, _), handle in zip(specs, handles, strict=True):
+            yield name, handle.open(self._device.index or 0)
 
-    def _receive_packed(
-        self, update: Update, tensors: list[tuple[str, torch.dtype, list[int]]], handles: list[Handle]
-    ) -> Iterator[Named]:
-        sizes = [num_bytes(dtype, shape) for _, dtype, shape in tensors]
-        if update.tensor_sizes != sizes:
-            raise invalid("update_info", "tensor_sizes must be the bytes of each tensor")
-        if len(handles) != 1 or handles[0].dtype != "uint8" or sum(sizes) > handles[0].storage_bytes:
-            raise _wrong("one buffer of bytes is needed, which contains all tensors")
+    def _packed_buffer(self, update: Update, specs: list[Spec], handles: list[Handle]) -> torch.Tensor:
+        sizes = [num_bytes(dtype, shape) for _, dtype, shape in specs]
+        fits = len(handles) == 1 and handles[0].dtype == "uint8" and handles[0].stride == (1,)
+        if update.tensor_sizes != sizes or not fits or sum(sizes) > handles[0].size[0]:
+            raise _wrong("one buffer of bytes with all tensors, and tensor_sizes, are needed")
         if self._buffer is None or self._buffer[0] != handles[0]:
-            self._buffer = handles[0], handles[0].open(self._index)
-        buffer = self._buffer[1]
-        if buffer.dim() != 1 or buffer.stride() != (1,) or sum(sizes) > len(buffer):
-            raise _wrong("the buffer is not contiguous, or too short")
-        yield from unpacked(buffer, tensors)
+            self._buffer = handles[0], handles[0].open(self._device.index or 0)
+        return self._buffer[1][: sum(sizes)]
 
-    @property
-    def _index(self) -> int:
-        return 0 if self._device.index is None else self._device.index
-
-    def finished(self) -> None:
+    def ended(self) -> None:
         self._buffer = None
 
-    def close(self) -> None:
-        self._buffer = None
+    close = ended

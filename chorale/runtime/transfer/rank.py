@@ -14,11 +14,11 @@ from chorale.errors import RequestError
 from chorale.model.update import Target, WeightUpdate
 from chorale.runtime.device import Device
 from chorale.runtime.rank_memory import Loaded, SavedStorages, octets_of, storages_of
-from chorale.runtime.transfer.base import Backend
 from chorale.runtime.transfer.checkpoint import CheckpointBackend
 from chorale.runtime.transfer.ipc import IpcBackend
 from chorale.runtime.transfer.nccl import NcclBackend
 
+Backend = CheckpointBackend | IpcBackend | NcclBackend
 SCRATCH = 3 * 2**30  # bytes that packing needs on a device, beside the weights
 
 
@@ -30,110 +30,83 @@ class RankTransfer:
         self._config, self._target, self._device, self._rank = config, target, device, rank
         self._backend: Backend | None = None
         self._update: WeightUpdate | None = None
-        self._old = OldValues(device)
+        self._restores: list[Callable[[], object]] = []  # write back what an update has overwritten
+        self._on_host = False
 
     def execute(self, command: Command, loaded: Loaded) -> None:
         """Raises ``RequestError`` or ``ConfigError`` if the sender or its tensors are at fault."""
-        if command.action == "init_weight_transfer_engine":
-            self._open(command).init(command.info)
-        elif command.action == "shutdown_weight_transfer_engine":
-            if self._backend is not None:
-                self._backend.close()
-        elif command.action == "start_weight_update":
-            weights = loaded.model.weights
-            in_place = self._device.torch_device.type != "cpu"
-            if in_place:
-                self._old.choose_place(storages_of(weights, self._device.torch_device))
-            self._update = WeightUpdate(self._target, weights, self._old.save if in_place else None)
-        elif command.action == "update_weights":
-            self._receive(command)
-        elif command.action == "prepare_weight_update":
-            self._active.check_complete()
-        elif command.action == "finish_weight_update":
-            self._finish(loaded)
-        elif command.action == "abandon_weight_update":
-            self._old.restore()
+        action = command.action
+        if action == "init_weight_transfer_engine":
+            self._close()
+            self._backend = self._make_backend(command)
+            self._backend.init(command.info)
+        elif action == "shutdown_weight_transfer_engine":
+            self._close()
+        elif action == "start_weight_update":
+            weights, device = loaded.model.weights, self._device.torch_device
+            is_in_place = device.type != "cpu"
+            if is_in_place:
+                self._choose_place(storages_of(weights, device))
+            self._update = WeightUpdate(self._target, weights, self._save if is_in_place else None)
+        elif action == "abandon_weight_update":
+            for restore in reversed(self._restores):
+                restore()
             self._end()
-
-    @property
-    def _active(self) -> WeightUpdate:
-        if self._update is None:
+        elif self._update is None:
             raise RequestError("no weight update is in progress")
-        return self._update
+        elif action == "update_weights":
+            self._receive(self._update, command)
+        elif action == "prepare_weight_update":
+            self._update.check_complete()
+        elif action == "finish_weight_update":
+            self._finish(self._update, loaded)
 
-    def _open(self, command: Command) -> Backend:
-        if self._backend is not None:
-            self._backend.close()
-        device = self._device.torch_device
-        if self._config.backend == "checkpoint":
-            self._backend = CheckpointBackend(self._config.allowed_folders)
-        elif self._config.backend == "ipc":
-            self._backend = IpcBackend(device)
-        else:
-            self._backend = NcclBackend(device, command.first_rank + self._rank)
-        return self._backend
+    def _make_backend(self, command: Command) -> Backend:
+        config, device = self._config, self._device.torch_device
+        if config.backend == "checkpoint":
+            return CheckpointBackend(config.allowed_folders)
+        if config.backend == "ipc":
+            return IpcBackend(device, allowed=config.allow_pickled_handles)
+        return NcclBackend(device, command.first_rank + self._rank)
 
-    def _receive(self, command: Command) -> None:
-        update, backend = self._active, self._backend
-        if backend is None:
+    def _receive(self, update: WeightUpdate, command: Command) -> None:
+        if self._backend is None:
             raise RequestError("init_weight_transfer_engine was not called")
-        for name, tensor in backend.receive(command.info, update.check):
+        for name, tensor in self._backend.receive(command.info, update.check):
             update.add(name, tensor)
         if self._device.torch_device.type != "cpu":
             update.keep()
 
-    def _finish(self, loaded: Loaded) -> None:
+    def _finish(self, update: WeightUpdate, loaded: Loaded) -> None:
         model, before = loaded.model, loaded.model.weights
-        model.replace_weights(self._active.finish())
+        model.replace_weights(update.finish())
         head = None if loaded.drafts is None else loaded.drafts.head
         if head is not None and head.weights.embedding is before.embedding:
             head.weights = replace(head.weights, embedding=model.weights.embedding)
-        self._old.forget()
         self._end()
 
     def _end(self) -> None:
         self._update = None
+        self._restores.clear()
         if self._backend is not None:
-            self._backend.finished()
+            self._backend.ended()
 
+    def _choose_place(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """Decide where old values wait: on the device if a copy of all weights fits there."""
+        device, needed = self._device.torch_device, sum(each.nbytes() for each in storages) + SCRATCH
+        self._on_host = device.type != "cuda" or torch.cuda.mem_get_info(device)[0] < needed
 
-class OldValues:
-    """Values of tensors that an update has overwritten: on the device if they fit there beside the new ones,
-    else in host memory."""
-
-    def __init__(self, device: Device) -> None:
-        self._device, self._on_host = device, False
-        self._saved: list[Callable[[], object]] = []
-
-    def choose_place(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """``storages``: all weights."""
-        needed = sum(storage.nbytes() for storage in storages) + SCRATCH
-        self._on_host = free_bytes(self._device.torch_device) < needed
-
-    def save(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Save the values of some tensors, which may share storages."""
-        for storage in {
-            each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors
-        }.values():
+    def _save(self, tensors: Sequence[torch.Tensor]) -> None:
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors}
+        for storage in storages.values():
             if self._on_host and storage.device.type != "cpu":
                 saved = SavedStorages([storage], self._device, empties=False)
-                self._saved.append(partial(saved.restore, self._device))
+                self._restores.append(partial(saved.restore, self._device))
             else:
                 octets = octets_of(storage, storage.device)
-                self._saved.append(partial(octets.copy_, octets.clone()))
+                self._restores.append(partial(octets.copy_, octets.clone()))
 
-    def restore(self) -> None:
-        """Restore all values, the last saved ones first."""
-        while self._saved:
-            self._saved.pop()()
-
-    def forget(self) -> None:
-        self._saved.clear()
-
-
-def free_bytes(device: torch.device) -> int:
-    """Return the bytes of a GPU that this process can allocate; 0 if they are not known."""
-    if device.type != "cuda":
-        return 0
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + cached
+    def _close(self) -> None:
+        if self._backend is not None:
+            self._backend.close()
+        self._backend = None

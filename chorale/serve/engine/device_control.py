@@ -5,15 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from chorale.config.engine import EngineConfig
-from chorale.engine.commands import (
-    MEMORY,
-    PROFILER_IS_OFF,
-    SLEEP_IS_OFF,
-    TRANSFER_IS_OFF,
-    TRANSFERS,
-    UPDATES,
-    Command,
-)
+from chorale.engine.commands import MEMORY, PROFILER_IS_OFF, SLEEP_IS_OFF, UPDATES, Command
 from chorale.errors import ConflictError
 from chorale.runtime.sizing.resolve import Resolved
 from chorale.runtime.warmup.captures import PreparingExecutor, capture_first, warm_up
@@ -41,8 +33,6 @@ class EngineDevice:
                 return PROFILER_IS_OFF
             if starts is self._is_profiling:
                 return "the profiler runs already" if starts else "the profiler does not run"
-        if command.action in TRANSFERS and self._config.weight_transfer_config is None:
-            return TRANSFER_IS_OFF
         if command.action == "sleep" and command.level:
             if not self._config.enable_sleep_mode:
                 return SLEEP_IS_OFF

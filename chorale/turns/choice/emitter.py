@@ -6,6 +6,7 @@ Both kinds of choice write only to an emitter.
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 from msgspec.structs import replace
@@ -30,11 +31,9 @@ from chorale.turns.events import (
 
 def version_spans(begins: list[tuple[str, int]], count: int) -> tuple[WeightVersionSpan, ...]:
     """Returns the spans of ``count`` tokens, from (label, index of its first token)."""
-    ends = [begin for _, begin in begins[1:]] + [count]
+    pairs = pairwise([*begins, ("", count)])
     return tuple(
-        WeightVersionSpan(version, begin, end)
-        for (version, begin), end in zip(begins, ends, strict=True)
-        if begin < end
+        WeightVersionSpan(version, begin, end) for (version, begin), (_, end) in pairs if begin < end
     )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from chorale.config.speculative import SpeculativeConfig
 from chorale.config.weight_transfer import WeightTransferConfig
 from chorale.engine.commands import Command, Outcome
 from chorale.engine.core import EngineCore
