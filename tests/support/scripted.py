@@ -87,6 +87,9 @@ class _ChangedStream:
             self._change(chunk)
         return chunks
 
+    def read_directly(self, read: Callable[[TokenChunk], bool]) -> None:
+        """Every chunk is changed before it is read, so none is read directly."""
+
     async def aclose(self) -> None:
         await self._stream.aclose()
 
