@@ -231,6 +231,13 @@ def _operating() -> tuple[Operation, ...]:
         Operation("POST", "/reset_prefix_cache", "Empty the prefix cache (reset_running_requests)"),
         Operation("GET", "/server_info", "Get the configuration (config_format: text or json)"),
         Operation("GET", "/get_world_size", "Get the number of ranks (include_dp)"),
+        Operation("POST", "/init_weight_transfer_engine", "Connect the engines with a sender of weights"),
+        Operation("POST", "/shutdown_weight_transfer_engine", "Close the connection to the sender"),
+        Operation("POST", "/start_weight_update", "Begin an update of the weights, while paused"),
+        Operation("POST", "/update_weights", "Receive tensors (update_info)"),
+        Operation("POST", "/finish_weight_update", "Use the new weights (weight_version)"),
+        Operation("POST", "/update_weight_version", "Label the weights (new_version)"),
+        Operation("GET", "/weight_info", "Get the label of the weights"),
         Operation("POST", "/start_profile", "Start a trace of each rank"),
         Operation("POST", "/stop_profile", "End the traces and write them"),
     )

@@ -13,7 +13,7 @@ class WeightTransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """The operator's choice. Files of the back end checkpoint are only read below ``allowed_folders``.
     ``allow_pickled_handles``: with ipc, a wrong handle can make the engine read other memory, or fail."""
 
-    backend: Literal["nccl", "ipc", "checkpoint"] = "nccl"  # as in vLLM
+    backend: Literal["nccl", "ipc", "checkpoint"] = "nccl"
     allowed_folders: tuple[str, ...] = ()
     allow_pickled_handles: bool = False
 

@@ -78,10 +78,8 @@ class DeviceControl(Protocol):
 
     def execute(self, command: Command) -> None:
         """Release or restore memory (sleep, wake_up), or profile. No step is in flight, except when
-        profiling. After a sleep, nothing runs before all memory is restored. Raises ``EngineError``.
-
-        For an action of ``TRANSFERS``, raises ``ConflictError`` if the sender or its tensors are at fault; an
-        update has then ended without effect."""
+        profiling. After a sleep, nothing runs before all memory is restored. Raises ``EngineError``, and
+        ``ConflictError`` if an action of ``TRANSFERS`` fails; an update has then ended without effect."""
         ...
 
 

@@ -13,16 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from chorale.engine.commands import (
-    FIRST_VERSION,
-    MEMORY,
-    TRANSFERS,
-    UPDATES,
-    Command,
-    DeviceControl,
-    Outcome,
-    PauseMode,
-)
+from chorale.engine.commands import MEMORY, TRANSFERS, UPDATES, Command, DeviceControl, Outcome, PauseMode
 from chorale.engine.engine_state import EngineState
 from chorale.engine.scheduling.scheduler import Scheduler
 from chorale.engine.types import GenerateRequest
@@ -148,7 +139,7 @@ class Control:
             self._missing = set(MEMORY)
             self._device.execute(Command(action="sleep", level=level))
             if level == 2:  # the checkpoint will be read again
-                self._engine.set_weight_version(FIRST_VERSION)
+                self._engine.set_weight_version()
 
     def _resume(self) -> None:
         """End the pause. A pause, sleep or weight update that has not finished yet is given up."""
@@ -178,12 +169,10 @@ class Control:
 
     def _transfer(self, command: Command) -> None:
         """Execute a command of weight transfer. Raises ``ConflictError``; an update has then ended."""
-        if command.action in UPDATES:
-            self._is_updating = False
+        self._is_updating = self._is_updating and command.action not in (*UPDATES, "abandon_weight_update")
         self._device.execute(command)
-        self._is_updating = self._is_updating or command.action in UPDATES[:-1]
-        if command.action == "abandon_weight_update":
-            self._is_updating = False
+        if command.action in UPDATES[:-1]:
+            self._is_updating = True
         elif command.action == "finish_weight_update":
             self._num_updates += 1
             # The keys and values of the old weights must not meet those of the new ones.

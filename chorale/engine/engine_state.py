@@ -151,7 +151,7 @@ class EngineState:
             eos_token_ids=tuple(sorted(sequence.stop_ids)),
         )
 
-    def set_weight_version(self, version: str) -> None:
+    def set_weight_version(self, version: str = FIRST_VERSION) -> None:
         """Label the tokens from the next step on."""
         self.weight_version = version
         self.rows.needs_slow_path[:] = True  # the next token of each row gets the label

@@ -258,8 +258,6 @@ class LLM:
         """End the profile and write its files."""
         self._control("stop_profile")
 
-    # vLLM's calls of weight transfer. Between start and finish, enqueued prompts keep waiting.
-
     def init_weight_transfer_engine(self, request: Any) -> None:
         """Prepare the transfer: ``{"init_info": {...}}``, with the keys of the backend."""
         self._control("init_weight_transfer_engine", info=_info_of(request, "init_info"))
@@ -270,7 +268,8 @@ class LLM:
 
     def start_weight_update(self) -> None:
         """Begin an update. The old weights stay until it is finished, or if a call of it fails."""
-        self._control("pause", mode="keep")
+        if not self._sleeps:  # else the weights are awake, and the KV cache is not
+            self._control("pause", mode="keep")
         self._update("start_weight_update")
 
     def update_weights(self, request: Any) -> None:
@@ -284,7 +283,8 @@ class LLM:
         """Use the new weights. ``weight_version``: their label; None: the number of updates."""
         self._update("prepare_weight_update")
         self._update("finish_weight_update", version=weight_version or "")
-        self._control("resume")
+        if not self._sleeps:
+            self._control("resume")
 
     def update_weight_version(self, new_version: str) -> None:
         """Label the weights, which stay the same."""
@@ -298,7 +298,9 @@ class LLM:
         try:
             self._control(action, **fields)
         except ConflictError:
-            self._control("resume")  # gives up the update in all engines
+            self._control("abandon_weight_update")  # in all engines
+            if not self._sleeps:
+                self._control("resume")
             raise
 
     def shutdown(self) -> None:
@@ -374,7 +376,6 @@ LLM.__doc__ = f"{inspect.cleandoc(LLM.__doc__ or '')}\n\nArguments:\n\n{listed(e
 
 
 def _info_of(request: Any, name: str) -> dict[str, Any]:
-    """Return a field of a request, a dictionary or an object. Raises ``ValueError``."""
     info = request.get(name) if isinstance(request, Mapping) else getattr(request, name, None)
     if not isinstance(info, dict):
         raise ValueError(f"{name} must be a dictionary")

@@ -83,7 +83,6 @@ _OWN = {  # meanings that differ from those of the flags
     "data_parallel_size": "number of engines (replicas), each a process with its own GPU or GPUs",
     "mixed_cuda_graphs": "capture small steps of prompts and rows together, if decode steps are captured",
     "enable_sleep_mode": "let sleep() release the device's memory, and wake_up() restore it",
-    "weight_transfer_config": "how update_weights() receives new weights: backend, allowed_folders",
     "prompt_delay": "seconds that prompts may add to a step with running rows; 0: no limit",
 }
 _DEFAULTS: dict[str, object] = {field.name: field.default for field in dataclasses.fields(EngineConfig)}

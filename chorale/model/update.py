@@ -30,7 +30,6 @@ from chorale.parallel.shares import Share
 Key = tuple[int | None, str]  # layer (None: the whole model) and role, or layer and group
 Save = Callable[[Sequence[torch.Tensor]], None]  # saves values that are about to be overwritten
 _NAME = {dtype: name for name, dtype in DTYPES.items()}
-_UNPACKED = ("gate_up.dense", "down.dense")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +112,12 @@ class WeightUpdate:
             )
 
     def finish(self) -> Weights:
-        """Return the new weights, which share unchanged groups with the old ones; the same object if tensors
-        were overwritten. Raises as ``check_complete``."""
+        """Return the new weights: the old ones if these were overwritten. Raises as ``check_complete``."""
         self.check_complete()
         return self._weights
 
     def _parts(self, spec: TensorSpec, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor | None]]:
-        """Return this rank's part of a tensor by role, on the device; None if it needs none of it. Dense
-        experts become MXFP4 if the model's are."""
+        """Return this rank's part by role, or None. Dense experts become MXFP4 if the model's are."""
         if not self._cuts.is_read(spec):
             return [(spec.role, None)]
         cut = self._cuts.cut(spec)
@@ -130,7 +127,7 @@ class WeightUpdate:
             part = part.to(self._device)
         if spec.dtypes is FLOATS and not bool(part.isfinite().all()):
             raise CheckpointError(f"{spec.name}: has values that are not finite")
-        if spec.role in _UNPACKED and self._packs_mxfp4:
+        if spec.role.endswith(".dense") and self._packs_mxfp4:
             name = spec.role.removesuffix(".dense")
             # One expert at a time, to bound the memory.
             packed = [mxfp4.quantize(expert.t().contiguous()) for expert in part]

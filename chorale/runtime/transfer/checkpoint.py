@@ -7,20 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from chorale.errors import invalid
 from chorale.model.checkpoint import open_files, weights_folder
 from chorale.model.device_reader import read_fully
 from chorale.model.safetensors_file import DTYPES, SafetensorsFile
-from chorale.runtime.transfer.base import Check, convert
-
-
-class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``update_info``. ``path``: a folder with safetensors files, or one such file."""
-
-    path: str
+from chorale.runtime.transfer.base import Check
 
 
 class CheckpointBackend:
@@ -34,7 +27,11 @@ class CheckpointBackend:
             raise invalid("init_info", "must be empty for the backend checkpoint")
 
     def receive(self, info: dict[str, Any], check: Check) -> Iterator[tuple[str, torch.Tensor]]:
-        path = self._below(Path(convert(info, Update, "update_info").path))
+        if set(info) != {"path"} or not isinstance(info["path"], str):
+            raise invalid(
+                "update_info", 'must be {"path": a folder with safetensors files, or one such file}'
+            )
+        path = self._below(Path(info["path"]))
         files = open_files(weights_folder(path))[0] if path.is_dir() else [SafetensorsFile(path)]
         for file in files:
             self._below(file.path)
@@ -45,8 +42,7 @@ class CheckpointBackend:
                 for name in file.entries:
                     yield name, _read(file, name, stream.fileno())
 
-    def ended(self) -> None:
-        return None
+    def ended(self) -> None: ...
 
     close = ended
 

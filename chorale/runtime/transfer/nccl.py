@@ -80,13 +80,12 @@ class NcclBackend:
             self.close()  # the sender and this rank may not agree any more on what comes next
             raise RequestError(f"the transfer failed: {error}") from error
 
-    def ended(self) -> None:
-        return None
+    def ended(self) -> None: ...
 
     def close(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            group.close()
+        if self._group is not None:
+            self._group.close()
+        self._group = None
 
 
 def chunks(specs: list[Spec], most: int) -> Iterator[list[Spec]]:

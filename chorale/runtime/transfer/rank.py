@@ -31,7 +31,7 @@ class RankTransfer:
         self._backend: Backend | None = None
         self._update: WeightUpdate | None = None
         self._restores: list[Callable[[], object]] = []  # write back what an update has overwritten
-        self._on_host = False
+        self._on_host = False  # where these values wait: on the device if a copy of all weights fits there
 
     def execute(self, command: Command, loaded: Loaded) -> None:
         """Raises ``RequestError`` or ``ConfigError`` if the sender or its tensors are at fault."""
@@ -44,10 +44,9 @@ class RankTransfer:
             self._close()
         elif action == "start_weight_update":
             weights, device = loaded.model.weights, self._device.torch_device
-            is_in_place = device.type != "cpu"
-            if is_in_place:
-                self._choose_place(storages_of(weights, device))
-            self._update = WeightUpdate(self._target, weights, self._save if is_in_place else None)
+            needed = SCRATCH + sum(storage.nbytes() for storage in storages_of(weights, device))
+            self._on_host = device.type != "cuda" or torch.cuda.mem_get_info(device)[0] < needed
+            self._update = WeightUpdate(self._target, weights, None if device.type == "cpu" else self._save)
         elif action == "abandon_weight_update":
             for restore in reversed(self._restores):
                 restore()
@@ -90,11 +89,6 @@ class RankTransfer:
         self._restores.clear()
         if self._backend is not None:
             self._backend.ended()
-
-    def _choose_place(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Decide where old values wait: on the device if a copy of all weights fits there."""
-        device, needed = self._device.torch_device, sum(each.nbytes() for each in storages) + SCRATCH
-        self._on_host = device.type != "cuda" or torch.cuda.mem_get_info(device)[0] < needed
 
     def _save(self, tensors: Sequence[torch.Tensor]) -> None:
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors}

@@ -210,15 +210,8 @@ def rank_memory(
 
     transfer = None
     if config.weight_transfer_config is not None:
-        target = Target(
-            model_config,
-            ops,
-            device.torch_device,
-            DTYPES[resolved.dtype],
-            fp8_activations=fp8,
-            share=share,
-            host_embedding=resolved.host_embedding,
-        )
+        dtype, on_host = DTYPES[resolved.dtype], resolved.host_embedding
+        target = Target(model_config, ops, device.torch_device, dtype, fp8, share, on_host)
         number = 0 if share is None else share.rank
         transfer = RankTransfer(config.weight_transfer_config, target, device, number).execute
     return RankMemory(device, load, make, transfer)

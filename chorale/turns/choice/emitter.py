@@ -50,8 +50,7 @@ class Emitter:
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
         # As in ``TokenChunk``. None: lost, because a later round has tokens that the choice did not sample.
         self.routed_experts: list[bytes] | None = []
-        # Labels of the weights, each with the index of the first token that they gave.
-        self.weight_versions: list[tuple[str, int]] = []
+        self.weight_versions: list[tuple[str, int]] = []  # labels, and the first tokens that have them
         self._timings: ChunkTimings | None = None
         self._interval = interval
         self._progress = progress
