@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from chorale.config.engine import DraftMetrics
@@ -119,4 +119,5 @@ def of_prompts(usages: Iterable[Usage]) -> Usage:
 
 def version_field(ended: TurnEnded) -> dict[str, Any]:
     """Returns ``{"weight_versions": ...}`` of a choice; null if no token has a version."""
-    return {"weight_versions": [asdict(each) for each in ended.weight_versions] or None}
+    keys = ("version", "start", "end")
+    return {"weight_versions": [dict(zip(keys, s, strict=True)) for s in ended.weight_versions] or None}

@@ -153,8 +153,7 @@ class TokenChunk(msgspec.Struct, array_like=True, gc=False):
     # ``ExpertIds`` as bytes, one entry: for the first chunk of a choice the prompt's from
     # ``routed_experts_start`` on, then one position for each token: the one from which it was sampled.
     routed_experts: list[bytes] | None = None
-    # Label of the weights that gave this and the following tokens; "": that of the choice's last chunk.
-    weight_version: str = ""
+    weight_version: str = ""  # label of the weights from this token on; "": as before
 
 
 class EngineStats(msgspec.Struct, array_like=True):

@@ -16,6 +16,7 @@ from chorale.llm.outputs import (
     CompletionOutput,
     FlatLogprobs,
     RequestOutput,
+    WeightVersionSpan,
     completion_output,
     position_logprobs,
 )
@@ -168,7 +169,7 @@ class Batch:
         self._metrics.choice_ended(work.turn, index, ended)
         work.done[index] = completion_output(index, fold, ended, reading.logprobs, work.params, self._vocab)
         work.done[index].routed_experts = routed_experts(work.turn, ended)
-        work.done[index].weight_versions = list(ended.weight_versions)
+        work.done[index].weight_versions = [WeightVersionSpan(*span) for span in ended.weight_versions]
         output.num_cached_tokens = max(output.num_cached_tokens, ended.usage.cached_tokens)
         if ended.prompt_logprobs is not None and output.prompt_logprobs is None:
             scored = (

@@ -9,7 +9,7 @@ from typing import Any
 from chorale.engine.types import ExpertIds, TokenLogprobs
 from chorale.harmony.vocab import CALL, ENDOFTEXT, Vocabulary
 from chorale.llm.params import SamplingParams
-from chorale.turns.events import CLIENT_CALLS, Fold, TurnEnded, WeightVersionSpan
+from chorale.turns.events import CLIENT_CALLS, Fold, TurnEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,15 @@ class ToolCall:
 
     name: str
     arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightVersionSpan:
+    """Weights of this version gave the tokens from ``start`` to before ``end``."""
+
+    version: str
+    start: int
+    end: int
 
 
 @dataclass(slots=True)

@@ -20,16 +20,14 @@ weights or the purpose of a row of the batch. Shape letters are those of ``kerne
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from chorale.kernels.ops import AttentionShape, ForwardBatch, Ops, QkvWeights, RouterWeights
 from chorale.model.config import ModelConfig, RopeConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +78,7 @@ class GptOss:
         """``max_len``: tokens of the longest sequence (rows of the rotary table); None: the model's
         maximum."""
         self.config = config
+        self.weights = weights
         self.ops = ops
         self.shape = AttentionShape(
             num_heads=config.num_attention_heads,
@@ -91,15 +90,8 @@ class GptOss:
         self.rope = table.to(weights.final_norm.device)
         # [tokens, layers, K] uint8: memory for the expert ids that the newest step chose; None: not kept.
         self.routed: torch.Tensor | None = None
-        self.replace_weights(weights)
-
-    def replace_weights(self, weights: Weights) -> None:
-        """Use other weights from the next step on. Captured graphs keep the old ones."""
-        self.weights = weights
         # (weights, cache group, index of its KV tensor).
-        self.layers = [
-            (layer, *self.config.kv_tensor_of(index)) for index, layer in enumerate(weights.layers)
-        ]
+        self.layers = [(layer, *config.kv_tensor_of(index)) for index, layer in enumerate(weights.layers)]
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:

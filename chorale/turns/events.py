@@ -157,15 +157,6 @@ class PromptScored:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightVersionSpan:
-    """Weights of this version gave the sampled tokens from ``start`` to before ``end``."""
-
-    version: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
 class TurnEnded:
     """``stop_reason``: the stop string or extra stop token id that ended it (vLLM's field)."""
 
@@ -177,7 +168,7 @@ class TurnEnded:
     output_token_ids: tuple[int, ...] = ()  # every sampled token, headers and terminators included
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     routed_experts: tuple[bytes, ...] = ()  # see ``turns.routed_experts``
-    weight_versions: tuple[WeightVersionSpan, ...] = ()  # of ``output_token_ids``; (): not known
+    weight_versions: tuple[tuple[str, int, int], ...] = ()  # label, first token, end; (): not known
     tool_state: dict[str, Any] | None = None  # for the built-in tools of the next turn
     timings: ChunkTimings | None = None  # start: first round's; last token: last round's
 

@@ -17,7 +17,7 @@ from chorale.llm.options import EngineOptions, as_arguments
 # Fields with a wider type in LLM: a list for a tuple, a dictionary for an object.
 WIDER = {
     "cpu_offload_params", "cudagraph_capture_sizes", "device_ids", "speculative_config", "kv_events_config",
-    "override_generation_config", "profiler_config",
+    "override_generation_config", "profiler_config", "weight_transfer_config",
 }  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_errors_of_llm_name_arguments() -> None:
     assert "--" not in error.value.message
 
 
-@pytest.mark.parametrize("name", ["beam_search", "collective_rpc", "embed", "update_weights"])
+@pytest.mark.parametrize("name", ["beam_search", "collective_rpc", "embed", "start_draft_weight_update"])
 def test_a_missing_attribute_of_vllm_says_why(name: str) -> None:
     with pytest.raises(AttributeError, match=rf"'{name}' \(.+\)"):
         getattr(LLM.__new__(LLM), name)

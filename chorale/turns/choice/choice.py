@@ -99,8 +99,7 @@ class Choice:
             return self._need
         out, reader = self._out, self._reader
         sampled, token_ids, logprobs = out.sampled, chunk.token_ids, chunk.logprobs
-        is_plain = chunk.finish_reason is None and chunk.routed_experts is None and not chunk.weight_version
-        if not sampled or not is_plain:
+        if not sampled or chunk.finish_reason or chunk.routed_experts is not None or chunk.weight_version:
             out.on_chunk(chunk)
         num_shown = len(token_ids)
         if chunk.stop_token_id is not None and not self._shows_stop(chunk.stop_token_id):

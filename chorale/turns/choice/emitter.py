@@ -25,16 +25,7 @@ from chorale.turns.events import (
     TurnEnded,
     TurnProgress,
     Usage,
-    WeightVersionSpan,
 )
-
-
-def version_spans(begins: list[tuple[str, int]], count: int) -> tuple[WeightVersionSpan, ...]:
-    """Returns the spans of ``count`` tokens, from (label, index of its first token)."""
-    pairs = pairwise([*begins, ("", count)])
-    return tuple(
-        WeightVersionSpan(version, begin, end) for (version, begin), (_, end) in pairs if begin < end
-    )
 
 
 class Emitter:
@@ -137,6 +128,7 @@ class Emitter:
         choice_ended(reason, None if error is None else error.code)
         if (timings := self._timings) is not None and not timings.last_token:  # ended here, at a stop string
             timings = replace(timings, last_token=time.time())
+        spans = [*self.weight_versions, ("", len(self.sampled))]
         self.emit(
             TurnEnded(
                 reason=reason,
@@ -147,7 +139,7 @@ class Emitter:
                 output_token_ids=tuple(self.sampled),
                 prompt_logprobs=self.prompt_logprobs,
                 routed_experts=tuple(self.routed_experts or ()),
-                weight_versions=version_spans(self.weight_versions, len(self.sampled)),
+                weight_versions=tuple((v, i, j) for (v, i), (_, j) in pairwise(spans) if i < j),
                 tool_state=tool_state,
                 timings=timings,
             )

@@ -91,7 +91,6 @@ REFUSED = [
     ('--kv-transfer-config \'{"kv_connector":"LMCacheConnectorV1"}\'', "disaggregated prefill"),
     ("--ec-transfer-config.ec_role ec_consumer", "disaggregated prefill"),
     ("--max-loras 4", "adapters"),
-    ('--weight-transfer-config \'{"backend": "nccl"}\'', "weights"),
     ("--watermark-config.gamma 0.5", "watermarked"),
     ("--headless", "one machine"),
     ("--nnodes 2", "one machine"),
