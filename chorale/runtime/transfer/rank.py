@@ -79,9 +79,8 @@ class RankTransfer:
     def _finish(self, update: WeightUpdate, loaded: Loaded) -> None:
         model, before = loaded.model, loaded.model.weights
         model.weights = update.finish()
-        model.layers = [
-            (new, *rest) for new, (_, *rest) in zip(model.weights.layers, model.layers, strict=True)
-        ]
+        pairs = zip(model.weights.layers, model.layers, strict=True)
+        model.layers = [(new, group, tensor) for new, (_, group, tensor) in pairs]
         head = None if loaded.drafts is None else loaded.drafts.head
         if head is not None and head.weights.embedding is before.embedding:
             head.weights = replace(head.weights, embedding=model.weights.embedding)
