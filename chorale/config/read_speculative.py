@@ -17,23 +17,20 @@ from chorale.errors import ConfigError
 
 _SYNONYMS = {"eagle": "eagle3", "[ngram]": "ngram", "ngram_gpu": "ngram"}
 # Default number of draft tokens per step. A suffix draft is never longer than its match.
-_USUAL_TOKENS: dict[str, int] = {"ngram": 4, "suffix": MOST_DRAFT_TOKENS, "eagle3": 3}
+_USUAL_TOKENS: dict[str, int] = {"ngram": 4, "suffix": MOST_DRAFT_TOKENS, "eagle3": 3, "dflash": 7}
 # vLLM's methods and keys that are refused or have no effect here, each with the reason.
-HEADS = "use an EAGLE3 head (method eagle3), or ngram or suffix, which need no weights"
+HEADS = "use an EAGLE3 or DFlash head (method eagle3 or dflash), or ngram or suffix, which need no weights"
 REFUSED_METHODS = {
     "medusa": HEADS,
     "mlp_speculator": HEADS,
     "draft_model": f"a second model as drafter is not supported; {HEADS}",
     "mtp": f"gpt-oss has no multi-token prediction layers; {HEADS}",
-    "dflash": f"block diffusion drafters are not supported; {HEADS}",
-    "dspark": f"block diffusion drafters are not supported; {HEADS}",
-    "p-eagle": f"parallel drafting is not supported; {HEADS}",
+    "dspark": f"block diffusion drafters other than DFlash are not supported; {HEADS}",
     "extract_hidden_states": "it writes hidden states for training and drafts nothing",
     "custom_class": f"external code is not loaded into the engine; {HEADS}",
 }
 # Parts of a model's name that reveal its method, more specific ones first.
-NAMED = (("p-eagle", "p-eagle"), ("peagle", "p-eagle"), ("dflash", "dflash"), ("dspark", "dspark"),
-          ("medusa", "medusa"), ("-mtp", "mtp"))  # fmt: skip
+NAMED = (("dflash", "dflash"), ("dspark", "dspark"), ("medusa", "medusa"), ("-mtp", "mtp"))
 
 OWN_FILES = "the head's files determine it"
 KERNELS = "Chorale picks its own kernels"
@@ -63,7 +60,6 @@ IDLE = {
 }
 # Keys that are refused unless their value requests nothing.
 REFUSED = {
-    "parallel_drafting": REFUSED_METHODS["p-eagle"],
     "use_heterogeneous_vocab": "a head drafts tokens of gpt-oss's vocabulary",
     "enable_adaptive_verification": "num_speculative_tokens_per_batch_size sets the number of draft tokens",
     "tensor_parallel_size": "the key is named draft_tensor_parallel_size",
@@ -116,7 +112,7 @@ def _method(values: Mapping[str, Any]) -> Method:
             raise ValueError(f"{name} must be a string")
     if method is None:
         if model is None:
-            raise ValueError(f"method is missing: one of {', '.join(METHODS[:3])}")
+            raise ValueError(f"method is missing: one of {', '.join(METHODS[:4])}")
         named = str(model).lower()
         found = next((kind for part, kind in NAMED if part in named), None)
         plain = named if named in METHODS or named in _SYNONYMS else "eagle3"
@@ -155,8 +151,12 @@ def _build(method: Method, values: Mapping[str, Any]) -> SpeculativeConfig:
     )
     if method in ("ngram", "suffix") and found.model in (method, f"[{method}]"):
         return replace(found, model=None)  # vLLM's older form
-    if method == "eagle3" and found.model is None:
-        raise ValueError("method eagle3 needs model: a folder or hub id with the head")
+    if method in ("eagle3", "dflash") and found.model is None and not acceptance:
+        raise ValueError(f"method {method} needs model: a folder or hub id with the head")
+    if found.parallel_drafting and method != "eagle3":
+        if method != "dflash":
+            raise ValueError(f"parallel_drafting needs a head (method eagle3), not method {method}")
+        found = replace(found, parallel_drafting=None)  # DFlash always drafts in one pass
     if method in ("ngram", "suffix") and found.model is not None:
         raise ValueError(f"method {method} has no model; a head needs method eagle3")
     return found
@@ -196,6 +196,12 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
+def _switch(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} {value!r}: must be true or false")
+    return value
+
+
 def _between(least: int, most: int) -> Callable[[str, Any], int]:
     return lambda name, value: _integer(name, value, least, most)
 
@@ -203,6 +209,7 @@ def _between(least: int, most: int) -> Callable[[str, Any], int]:
 _READ: dict[str, Callable[[str, Any], Any]] = {
     "model": _text,
     "revision": _text,
+    "parallel_drafting": _switch,
     "draft_tensor_parallel_size": _between(1, 1024),
     "suffix_decoding_max_tree_depth": _between(2, 1024),
     "suffix_decoding_max_cached_requests": _between(0, 2**31),

@@ -7,8 +7,8 @@ from typing import Literal
 
 from chorale.errors import ConfigError
 
-Method = Literal["ngram", "suffix", "eagle3", "synthetic"]
-METHODS: tuple[Method, ...] = ("ngram", "suffix", "eagle3", "synthetic")
+Method = Literal["ngram", "suffix", "eagle3", "dflash", "synthetic"]
+METHODS: tuple[Method, ...] = ("ngram", "suffix", "eagle3", "dflash", "synthetic")
 MOST_DRAFT_TOKENS = 16
 USUAL_NGRAM = 5  # vLLM's default
 USUAL_ROWS = 64  # without ranges, larger steps have no drafts: drafts pay in small batches
@@ -20,7 +20,8 @@ class SpeculativeConfig:
 
     method: Method
     num_speculative_tokens: int  # maximum per row and step
-    model: str | None = None  # eagle3: folder or hub id of the head; synthetic: None for no head
+    model: str | None = None  # folder or hub id of the head; None with synthetic acceptance: a random head
+    parallel_drafting: bool | None = None  # whether the head must be P-EAGLE's; None: its files say it
     revision: str | None = None
     shown: str = ""  # the model's name as given, after ``model`` became a folder of the hub's cache
     draft_tensor_parallel_size: int | None = None  # 1 or the model's size; the head is replicated
@@ -40,7 +41,7 @@ class SpeculativeConfig:
     @property
     def has_head(self) -> bool:
         """Returns whether a head on the device computes the drafts."""
-        return self.method in ("eagle3", "synthetic")
+        return self.method in ("eagle3", "dflash", "synthetic")
 
     @property
     def tokens_by_rows(self) -> tuple[tuple[int, int], ...]:

@@ -111,6 +111,14 @@ class PairNorms:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Norms of each q and k head, of one layer or of the keys of ``Nl`` layers (then Nq is 0)."""
+
+    weight: torch.Tensor  # [Nl, Nq + Nkv, D] float32
+    dtype: torch.dtype  # type of q
+
+
+@dataclass(frozen=True, slots=True)
 class RouterWeights:
     """Norm and router of the expert layer."""
 
@@ -268,6 +276,13 @@ class DraftOps:
     # (normed [T, K], packed [(Nq + 2 Nkv) * D, K] with bias, rope [T, D], plan, group, kv) -> q [T, Nq, D]
     # Like ``Ops.qkv_rope_cache`` for normed input.
     qkv_rope_cache: Callable[[torch.Tensor, Any, torch.Tensor, Any, int, torch.Tensor], torch.Tensor]
+
+    # (qkv [T, Nl * (Nq + 2 Nkv) * D] float32, norms, eps, rope [T, D], plan, group, kv [Nl, ...]) -> q
+    # The rest of qkv_rope_cache after a product with bias, with a norm of each q and k head before rotary.
+    # q [T, Nq, D] is that of the only layer; with several, the plan's shape has Nq 0.
+    norm_rope_cache: Callable[
+        [torch.Tensor, HeadNorms, float, torch.Tensor, Any, int, torch.Tensor], torch.Tensor
+    ]
 
     # (y [T, K], packed [H, K], x [T, H]) -> x + product. May overwrite x.
     project_add: Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]

@@ -113,7 +113,7 @@ def make_worker(
         head = None if drafting is None else drafting.head
         aux_states = None if head is None else head.aux_states
         mixed_graphs = MixedGraphRunner(device, model, kv, buffers, longest, aux_states)
-    own = [] if drafting is None or drafting.head is None else [drafting.head.kv]
+    own = [] if drafting is None or drafting.head is None else list(drafting.head.kv)
     transfers = make_transfers(model, [*kv, *own], resolved, device)
     return Worker(
         device, model, kv, buffers, sampler, grammar, decode_graphs, mixed_graphs, drafting, transfers,

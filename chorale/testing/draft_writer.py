@@ -29,7 +29,7 @@ def write_random_head(
     embedding: bool = True,
 ) -> Path:
     """Writes the head that ``random_head`` creates from the same seed. ``device`` generates the numbers.
-    ``embedding``: the file contains one."""
+    ``embedding``: the file contains one. DFlash's has only one style, that of its authors."""
     tensors = random_tensors(config, seed, device)
     if not embedding:
         del tensors["embedding"]
@@ -78,7 +78,7 @@ def head_json(config: HeadConfig, style: Style) -> dict[str, Any]:
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": config.num_layers,
         "vocab_size": config.vocab_size,
         "rms_norm_eps": config.rms_norm_eps,
         "max_position_embeddings": config.max_position_embeddings,
@@ -96,17 +96,25 @@ def head_json(config: HeadConfig, style: Style) -> dict[str, Any]:
         "tie_word_embeddings": False,
     }
     uses_aux = bool(config.aux_boundaries)
+    if config.kind == "dflash":
+        layers = [b - 1 for b in config.aux_boundaries]
+        own = {"mask_token_id": config.mask_token, "target_layer_ids": layers}
+        size = {} if config.most_drafts is None else {"block_size": config.most_drafts}
+        named = {"architectures": ["DFlashDraftModel"], "dtype": "bfloat16", "dflash_config": own}
+        return layer | {"model_type": "qwen3"} | common | size | named
+    if config.kind == "peagle":
+        common["ptd_token_id"] = config.mask_token
     if style == "midlayer":
         aux = {"use_aux_hidden_state": uses_aux, "eagle_aux_hidden_state_layer_ids": _ids(config)}
         named = {"architectures": ["LlamaForCausalLMEagle3"], "dtype": "bfloat16"}
         return named | layer | common | switches | {"eagle_config": aux}
     aux = {"eagle_aux_hidden_state_layer_ids": list(config.aux_boundaries)} if uses_aux else {}
     return {
-        "architectures": ["Eagle3DraftModel"],
-        "speculators_model_type": "eagle3",
+        "architectures": ["PEagleDraftModel" if config.kind == "peagle" else "Eagle3DraftModel"],
+        "speculators_model_type": config.kind,
         "dtype": "bfloat16",
         "transformer_layer_config": layer,
-        "speculators_config": {"algorithm": "eagle3"},
+        "speculators_config": {"algorithm": config.kind},
         **common,
         **switches,
         **(aux or {"use_aux_hidden_state": False}),

@@ -114,9 +114,10 @@ class HeadDraftPlanner:
         return sequence.drafts[:most]
 
     def _extend(self, sequence: Sequence, num_tokens: int, num_spare: int) -> bool:
-        """Give blocks for ``num_tokens``, and for the longest new draft after them if there is room. Returns
+        """Give blocks for ``num_tokens``, and for the longest new block after them if there is room. Returns
         whether there was room."""
-        wanted = num_tokens + self._head.num_tokens  # a captured step may make more than were requested
+        # The last token and its draft. A captured step may make more than were requested.
+        wanted = num_tokens + 1 + self._head.num_tokens
         makes = wanted <= min(num_slots(self._engine, sequence, num_spare), sequence.max_len)
         if makes:
             num_tokens = wanted

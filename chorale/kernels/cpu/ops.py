@@ -21,7 +21,7 @@ from chorale.kernels.cpu.linear import CpuLinear
 from chorale.kernels.cpu.sampler import CpuSampler
 from chorale.kernels.cpu.threads import set_threads
 from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, RouterWeights
-from chorale.kernels.reference.dense.draft import REFERENCE_DRAFT_OPS
+from chorale.kernels.reference.dense.draft import REFERENCE_DRAFT_OPS, norm_rope_cache
 from chorale.kernels.reference.ops import REFERENCE_OPS
 
 
@@ -118,5 +118,10 @@ def cpu_ops(precision: Precision) -> Ops:
         detail=f"{library().name}, {precision}",
         make_sampler=CpuSampler,
         pack_head=partial(pack_linear, bias=None),
-        draft=replace(REFERENCE_DRAFT_OPS, qkv_rope_cache=draft_qkv_rope_cache, pack_gated=pack_gated),
+        draft=replace(
+            REFERENCE_DRAFT_OPS,
+            qkv_rope_cache=draft_qkv_rope_cache,
+            norm_rope_cache=partial(norm_rope_cache, rotate=rotate_and_cache),
+            pack_gated=pack_gated,
+        ),
     )

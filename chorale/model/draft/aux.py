@@ -46,6 +46,22 @@ def boundaries_of(
     return found, f"{KEY} {_shown(read)} read as {why}; states after {_shown(found)} blocks"
 
 
+def boundaries_of_dflash(top: Fields, section: Fields, num_layers: int) -> tuple[tuple[int, ...], str]:
+    """Like ``boundaries_of``, for DFlash, which says what its ids are: boundaries in the format of
+    speculators, and layers in ``target_layer_ids``."""
+    theirs = top.raw.get("num_target_layers")
+    if theirs not in (None, num_layers):
+        raise top.error("num_target_layers", f"{theirs!r}, and the target has {num_layers}: another model's")
+    for key in (KEY, "aux_hidden_state_layer_ids"):
+        if top.raw.get(key):
+            return boundaries_of(top, top.raw[key], num_layers, is_speculators=True)
+    key = "target_layer_ids"
+    read = _checked(section, section.raw.get(key), key)
+    if not read or max(read) >= num_layers:
+        raise section.error(key, f"{list(read)}: must be layers of the target, from 0 to {num_layers - 1}")
+    return tuple(i + 1 for i in read), f"{key} {_shown(read)}: states after these layers"
+
+
 def checked_boundaries(boundaries: tuple[int, ...], num_layers: int, fields: Fields) -> tuple[int, ...]:
     """Return the user's boundaries. Raises ``ModelConfigError`` if they are invalid."""
     if not boundaries or not all(0 <= b <= num_layers for b in boundaries):
@@ -53,13 +69,13 @@ def checked_boundaries(boundaries: tuple[int, ...], num_layers: int, fields: Fie
     return boundaries
 
 
-def _checked(fields: Fields, ids: object) -> tuple[int, ...]:
+def _checked(fields: Fields, ids: object, key: str = KEY) -> tuple[int, ...]:
     if not isinstance(ids, list | tuple) or len(ids) > _MOST_STATES:
-        raise fields.error(KEY, f"must be a list of at most {_MOST_STATES} numbers")
+        raise fields.error(key, f"must be a list of at most {_MOST_STATES} numbers")
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise fields.error(KEY, "must be a list of numbers from 0 up")
+        raise fields.error(key, "must be a list of numbers from 0 up")
     if len(set(ids)) != len(ids):
-        raise fields.error(KEY, f"{list(ids)}: a number appears twice")
+        raise fields.error(key, f"{list(ids)}: a number appears twice")
     return tuple(ids)
 
 

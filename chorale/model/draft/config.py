@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from chorale.model.config import ModelConfig, RopeConfig
 
 MLP_TOKENS = 2048  # tokens at once: gate and up of 8,192 tokens would take 850 MB in a published head
+
+# eagle3: one layer, one pass for each draft token. peagle: the same with more layers, and all tokens in one
+# pass, with masks in place of unknown inputs. dflash: a block of masks attends to itself in both directions
+# and to keys and values of the target's states.
+Kind = Literal["eagle3", "peagle", "dflash"]
+MOST_LAYERS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +47,10 @@ class HeadConfig:
     draft_vocab_size: int
     aux_boundaries: tuple[int, ...]
     rope: RopeConfig | Llama3Rope
+    kind: Kind = "eagle3"
+    num_layers: int = 1
+    mask_token: int = 0  # id of the masks' embedding; not of eagle3
+    most_drafts: int | None = None  # draft tokens in the longest block; None: no limit
     rms_norm_eps: float = 1e-5
     norm_before_residual: bool = False  # the residual stream starts with the normed state
     norm_before_fc: bool = False  # one norm over all aux states
@@ -59,6 +70,16 @@ class HeadConfig:
         return max(len(self.aux_boundaries), 1) * self.target_hidden_size
 
     @property
+    def kv_width(self) -> int:
+        """Number of keys and values of a token in one layer."""
+        return 2 * self.num_key_value_heads * self.head_dim
+
+    @property
+    def context_width(self) -> int:
+        """Number of keys and values that DFlash computes from one token's states."""
+        return self.num_layers * self.kv_width if self.kind == "dflash" else 0
+
+    @property
     def aux_norm_shape(self) -> tuple[int, int] | None:
         """Number of separately normed parts of the aux states, and the width of one."""
         if self.aux_norms:
@@ -69,28 +90,43 @@ class HeadConfig:
 def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     """Return role (``pack.py``) -> shape of all tensors except biases. The target may have embedding and
     head."""
-    hidden, dim, inter = config.hidden_size, config.head_dim, config.intermediate_size
-    queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "embedding": (config.vocab_size, hidden),
-        "token_norm": (hidden,),
-        "state_norm": (hidden,),
-        "q": (queries, 2 * hidden),
-        "k": (keys, 2 * hidden),
-        "v": (keys, 2 * hidden),
-        "output": (hidden, queries),
-        "mlp_norm": (hidden,),
-        "gate": (inter, hidden),
-        "up": (inter, hidden),
-        "down": (hidden, inter),
-        "final_norm": (hidden,),
-        "head": (config.draft_vocab_size, hidden),
-    }
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (config.vocab_size, hidden), "state_norm": (hidden,)}
+    for layer in range(config.num_layers):
+        shapes |= _layer_shapes(config, layer)
+    shapes |= {"final_norm": (hidden,), "head": (config.draft_vocab_size, hidden)}
+    if config.kind == "peagle":
+        shapes["mask"] = (config.aux_width,)
     if config.has_fc:
         shapes["fc"] = (hidden, config.aux_width)
     if config.aux_norm_shape is not None:
         shapes["aux_norm"] = config.aux_norm_shape
     return shapes
+
+
+def _layer_shapes(config: HeadConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    hidden, dim, inter = config.hidden_size, config.head_dim, config.intermediate_size
+    queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
+    width = hidden if config.kind == "dflash" or layer else 2 * hidden  # an embedding and a state
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_norm": (hidden,),
+        "q": (queries, width),
+        "k": (keys, width),
+        "v": (keys, width),
+        "output": (hidden, queries),
+        "mlp_norm": (hidden,),
+        "gate": (inter, hidden),
+        "up": (inter, hidden),
+        "down": (hidden, inter),
+    }
+    if config.kind == "dflash":
+        shapes |= {"q_norm": (dim,), "k_norm": (dim,)}
+    return {role_of(layer, name): shape for name, shape in shapes.items()}
+
+
+def role_of(layer: int, name: str) -> str:
+    """Return the role of a layer's tensor: the first layer's have no number."""
+    return f"{layer}.{name}" if layer else name
 
 
 def default_boundaries(num_layers: int) -> tuple[int, ...]:
@@ -99,20 +135,29 @@ def default_boundaries(num_layers: int) -> tuple[int, ...]:
     return min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)
 
 
-def published_head(target: ModelConfig) -> HeadConfig:
-    """Returns a head with the sizes of published heads, for benchmarks without weights."""
-    return small_head(
-        target,
-        intermediate_size=6 * target.hidden_size,
-        draft_vocab_size=min(32_000, target.vocab_size),
-        norm_before_fc=True,
-    )
+def published_head(target: ModelConfig, kind: Kind = "eagle3") -> HeadConfig:
+    """Returns a head with the sizes of published heads, for benchmarks without weights. P-EAGLE's and
+    DFlash's intermediate sizes, and DFlash's 8 layers, are derived from the published number of parameters
+    (1.7 and 0.78 billion)."""
+    hidden = target.hidden_size
+    if kind == "peagle":
+        return small_head(target, kind, num_layers=4, intermediate_size=4 * hidden)
+    if kind == "dflash":
+        layers = target.num_hidden_layers  # 20b: the outputs of layers 1, 6, 11, 16, 21
+        read = tuple(sorted({min(2 + n * (layers - 4) // 4, layers) for n in range(5)}))
+        return small_head(target, kind, num_layers=8, intermediate_size=8 * hidden // 3, aux_boundaries=read)
+    draft = min(32_000, target.vocab_size)
+    return small_head(target, intermediate_size=6 * hidden, draft_vocab_size=draft, norm_before_fc=True)
 
 
-def small_head(target: ModelConfig, **changes: object) -> HeadConfig:
+def small_head(target: ModelConfig, kind: Kind = "eagle3", **changes: object) -> HeadConfig:
     """Returns a head for a target of any size, for tests and benchmarks."""
     layers = target.num_hidden_layers
+    is_parallel = kind != "eagle3"
     sizes: dict[str, object] = {
+        "kind": kind,
+        "num_layers": 2 if is_parallel else 1,
+        "mask_token": target.vocab_size - 1 if is_parallel else 0,
         "hidden_size": target.hidden_size,
         "target_hidden_size": target.hidden_size,
         "num_attention_heads": target.num_attention_heads,
@@ -120,7 +165,7 @@ def small_head(target: ModelConfig, **changes: object) -> HeadConfig:
         "head_dim": target.head_dim,
         "intermediate_size": target.intermediate_size,
         "vocab_size": target.vocab_size,
-        "draft_vocab_size": target.vocab_size // 2,
+        "draft_vocab_size": target.vocab_size if is_parallel else target.vocab_size // 2,
         "aux_boundaries": default_boundaries(layers) if layers > 6 else (0, layers // 2, layers),
         "rope": RopeConfig(theta=10000.0, factor=1.0),
     }

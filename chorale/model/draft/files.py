@@ -14,7 +14,7 @@ from chorale.errors import CheckpointError
 from chorale.model.checkpoint import open_files
 from chorale.model.config import ModelConfig
 from chorale.model.config_fields import read_json_object
-from chorale.model.draft.config import HeadConfig, tensor_shapes
+from chorale.model.draft.config import HeadConfig, role_of, tensor_shapes
 from chorale.model.draft.parse import read_head_config
 from chorale.model.layouts import FLOATS
 from chorale.model.safetensors_file import DTYPES, SafetensorsFile
@@ -23,20 +23,24 @@ _LAYER = "layers.0."
 _NAMES = {
     "embedding": "embed_tokens.weight",
     "fc": "fc.weight",
-    "token_norm": f"{_LAYER}input_layernorm.weight",
-    "state_norm": f"{_LAYER}hidden_norm.weight",
-    "q": f"{_LAYER}self_attn.q_proj.weight",
-    "k": f"{_LAYER}self_attn.k_proj.weight",
-    "v": f"{_LAYER}self_attn.v_proj.weight",
-    "output": f"{_LAYER}self_attn.o_proj.weight",
-    "mlp_norm": f"{_LAYER}post_attention_layernorm.weight",
-    "gate": f"{_LAYER}mlp.gate_proj.weight",
-    "up": f"{_LAYER}mlp.up_proj.weight",
-    "down": f"{_LAYER}mlp.down_proj.weight",
+    "mask": "mask_hidden",
     "final_norm": "norm.weight",
     "head": "lm_head.weight",
 }
-_BIASED = ("q", "k", "v", "output", "fc")
+_LAYER_NAMES = {
+    "token_norm": "input_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "output": "self_attn.o_proj.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+}
+_BIASED = ("q", "k", "v", "output", "fc")  # ending of the role
 D2T, T2D = "d2t", "t2d"
 # Ignored: copies of the target's tensors that some trainers write, and tables that follow from the
 # configuration.
@@ -54,6 +58,8 @@ class HeadFiles:
         self.folder = folder
         raw = read_json_object(folder / "config.json")
         _refuse_pickles(folder)
+        if (folder / "mask_embedding.pt").exists():
+            raise CheckpointError(f"{folder / 'mask_embedding.pt'}: a pickle; such heads are not supported")
         self.files, found = open_files(folder, _DTYPES)
         self._where = _canonical(found)
         self.config = read_head_config(
@@ -70,6 +76,8 @@ class HeadFiles:
             return None
         names = self._names[role]
         tensors = [self._tensor(name) for name in names]
+        if role == "mask":
+            return tensors[0].flatten()
         return tensors[0] if len(tensors) == 1 else torch.stack(tensors)
 
     def token_ids(self) -> torch.Tensor:
@@ -114,9 +122,9 @@ class HeadFiles:
             for name in spelled:
                 self._check(name, each, FLOATS)
             found[role] = spelled
-        for role in _BIASED:
+        for role in [role for role in found if role.rpartition(".")[2] in _BIASED]:
             bias = names[role][0].removesuffix("weight") + "bias"
-            if role in found and bias in self._where:
+            if bias in self._where:
                 self._check(bias, shapes[role][:1], FLOATS)
                 found[f"{role}.bias"] = [bias]
         self._check_ids()
@@ -138,7 +146,8 @@ class HeadFiles:
             raise CheckpointError(f"{self.folder}: {name}: missing")
         file, spelled = self._where[name]
         entry = file.entries[spelled]
-        if entry.shape != shape:
+        is_row = name == _NAMES["mask"] and set(entry.shape[:-1]) <= {1}  # [1, width], or more ones
+        if (entry.shape[-1:] if is_row else entry.shape) != shape:
             problem = f"shape {list(entry.shape)}, config.json says {list(shape)}"
             raise CheckpointError(f"{file.path}: {spelled}: {problem}")
         if entry.dtype not in dtypes:
@@ -147,15 +156,15 @@ class HeadFiles:
 
     def _refuse_others(self, wanted: set[str]) -> None:
         for name, (file, spelled) in self._where.items():
-            if name not in wanted and not name.endswith(_LEFT_OVER):
-                raise CheckpointError(
-                    f"{file.path}: {spelled}: not a tensor of an EAGLE3 head{self._why(name)}"
-                )
+            is_unused = self.config.kind == "peagle" and name.endswith(".hidden_norm.weight")
+            if name not in wanted and not name.endswith(_LEFT_OVER) and not is_unused:
+                what = {"eagle3": "an EAGLE3", "peagle": "a P-EAGLE", "dflash": "a DFlash"}[self.config.kind]
+                raise CheckpointError(f"{file.path}: {spelled}: not a tensor of {what} head{self._why(name)}")
 
     def _why(self, name: str) -> str:
         config: HeadConfig = self.config
         if name.startswith("layers.") and not name.startswith(_LAYER):
-            return " of one layer"
+            return " of one layer" if config.num_layers == 1 else f" of {config.num_layers} layers"
         if name.startswith(("fc.", "input_norm.", "fc_norm.")) and not config.aux_boundaries:
             return " without aux states (use_aux_hidden_state is false)"
         return ""
@@ -165,7 +174,11 @@ def names_of(config: HeadConfig) -> dict[str, list[str]]:
     """Return role -> names of its tensors; the norms of aux states have several."""
     each = [f"fc_norm.{n}.weight" for n in range(len(config.aux_boundaries))]
     aux_norm = each if config.aux_norms else ["input_norm.weight"]
-    return {role: [name] for role, name in _NAMES.items()} | {"aux_norm": aux_norm}
+    state_norm = "hidden_norm.weight" if config.kind == "dflash" else f"{_LAYER}hidden_norm.weight"
+    names = _NAMES | {"state_norm": state_norm}
+    for layer in range(config.num_layers):
+        names |= {role_of(layer, role): f"layers.{layer}.{name}" for role, name in _LAYER_NAMES.items()}
+    return {role: [name] for role, name in names.items()} | {"aux_norm": aux_norm}
 
 
 def _canonical(found: dict[str, SafetensorsFile]) -> dict[str, tuple[SafetensorsFile, str]]:

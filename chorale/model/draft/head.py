@@ -1,4 +1,4 @@
-"""A draft head (EAGLE3), top to bottom, in terms of Ops.
+"""A draft head, top to bottom, in terms of Ops. EAGLE3:
 
     s  = fc(norm(aux))                    # aux: the target's states at some depths; the norm is optional
     for each drafted token:
@@ -11,21 +11,59 @@
 
 Position i takes token i + 1 and the state at i, and predicts token i + 2. The head has no state except its
 weights, and every rank has the whole head.
+
+P-EAGLE is the same with more layers, whose n is norm(x). One pass drafts all tokens: positions after the last
+known token take the masks' token and state.
+
+DFlash keeps keys and values of the target's states, k and v of norm(s) for each layer (``read``). A block,
+the last token and then masks, starts as x = embedding[token] and passes through the layers with n = norm(x)
+(``run_block``). All of it sees the whole block, and a mask predicts the token at its own position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from chorale.errors import ConfigError
-from chorale.kernels.ops import AttentionMeta, AttentionShape, DraftOps, Ops, PairNorms
+from chorale.kernels.ops import (
+    AttentionMeta,
+    AttentionShape,
+    DraftOps,
+    HeadNorms,
+    Ops,
+    PairNorms,
+    QkvWeights,
+)
 from chorale.model.config import FULL
 from chorale.model.draft.config import MLP_TOKENS, HeadConfig
 from chorale.model.draft.rope import head_rope_table
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer."""
+
+    norm: torch.Tensor  # [H] float32, of its input; of the first of EAGLE3: ``HeadWeights.pair.token``
+    qkv: Any  # packed [(Nq + 2 Nkv) * D, H or 2 H] and bias
+    head_norms: HeadNorms | None  # only of DFlash
+    output: Any  # packed [H, Nq * D]
+    mlp_norm: torch.Tensor  # [H] float32
+    gate_up: Any  # pack_gated
+    down: Any  # packed [H, I]
+
+
+@dataclass(frozen=True, slots=True)
+class ContextWeights:
+    """DFlash's keys and values of the target's states, of all layers."""
+
+    norm: torch.Tensor  # [1, H] float32
+    kv: Any  # packed [Nl * 2 Nkv * D, H] and bias, by layer k heads, then v heads
+    head_norms: HeadNorms
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +74,9 @@ class HeadWeights:
     aux_norm: torch.Tensor | None  # [parts, width] float32
     fc: Any | None  # packed [H, A * H of the target]
     pair: PairNorms
-    qkv: Any  # packed [(Nq + 2 Nkv) * D, 2 H] and bias
-    output: Any  # packed [H, Nq * D]
-    mlp_norm: torch.Tensor  # [H] float32
-    gate_up: Any  # pack_gated
-    down: Any  # packed [H, I]
+    layers: tuple[LayerWeights, ...]
+    context: ContextWeights | None  # only of DFlash
+    mask: torch.Tensor | None  # [1, A * H] the target's states of a mask; only of P-EAGLE
     final_norm: torch.Tensor  # [H] float32
     head: Any  # packed [draft V, H]
     token_ids: torch.Tensor  # [draft V] int64: the target id of each draft id
@@ -68,6 +104,7 @@ class DraftHead:
             head_dim=config.head_dim,
             sliding_window=1,  # unused: the head has no window layers
         )
+        self._context_shape = replace(self.shape, num_heads=0)
         device = weights.token_ids.device
         table = head_rope_table(config.rope, config.head_dim, max_len or config.max_position_embeddings)
         self.rope = table.to(device)
@@ -81,7 +118,7 @@ class DraftHead:
     def kv_shape(self, num_blocks: int, block_size: int) -> tuple[int, ...]:
         """Return the shape of the KV tensor for ``run``."""
         config = self.config
-        return num_blocks, 2, config.num_key_value_heads, block_size, config.head_dim
+        return config.num_layers, num_blocks, 2, config.num_key_value_heads, block_size, config.head_dim
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
         """Map aux [T, A * H], the target's states in the order of boundaries, to states [T, H] float32."""
@@ -93,29 +130,61 @@ class DraftHead:
     def run(
         self, states: torch.Tensor, token_ids: torch.Tensor, attention: AttentionMeta, kv: torch.Tensor
     ) -> torch.Tensor:
-        """Run the head's layer: states [T, H] float32, token_ids [T] -> x [T, H] float32, the sum before the
+        """Run EAGLE3's layers: states [T, H] float32, token_ids [T] -> x [T, H] float32, the sum before the
         final norm.
 
-        ``kv`` [num_blocks, 2, Nkv, block_size, D] is the head's, with the full group's slots and tables.
+        ``kv`` [Nl, num_blocks, 2, Nkv, block_size, D] is the head's, with the full group's slots and tables.
         """
-        weights, ops, draft, eps = self.weights, self.ops, self.draft_ops, self.config.rms_norm_eps
-        plan = ops.plan_attention(attention, self.shape, kv.shape[3])
-        rope = self.rope.index_select(0, attention.positions)
+        weights, eps = self.weights, self.config.rms_norm_eps
         table, index = weights.embedding, token_ids
         if self._embed is not None:
             table, index = self._embed(token_ids), torch.arange(len(token_ids), device=token_ids.device)
-        normed, x = draft.join(table, index, states, weights.pair, eps)  # [T, 2 H], [T, H]
-        q = draft.qkv_rope_cache(normed, weights.qkv, rope, plan, FULL, kv)  # [T, Nq, D]
-        attended = ops.attention(q, kv, self._sinks, plan, FULL)
-        x = draft.project_add(attended, weights.output, x)
-        if len(x) <= MLP_TOKENS:
-            return self._mlp(x)
-        return torch.cat([self._mlp(some) for some in x.split(MLP_TOKENS)])
+        normed, x = self.draft_ops.join(table, index, states, weights.pair, eps)  # [T, 2 H], [T, H]
+        return self._layers(x, normed, attention, kv)
 
-    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
-        weights, draft, eps = self.weights, self.draft_ops, self.config.rms_norm_eps
-        inner = draft.gated_silu(x, weights.mlp_norm, weights.gate_up, eps)  # [T, I]
-        return draft.project_add(inner, weights.down, x)
+    def read(self, states: torch.Tensor, attention: AttentionMeta, kv: torch.Tensor) -> None:
+        """Write DFlash's keys and values of the target's states [T, H] into ``kv``, see ``run``."""
+        context, draft, eps = self.weights.context, self.draft_ops, self.config.rms_norm_eps
+        assert context is not None
+        plan = self.ops.plan_attention(attention, self._context_shape, kv.shape[4])
+        rope = self.rope.index_select(0, attention.positions)
+        both = draft.linear(states, context.norm, eps, context.kv)
+        draft.norm_rope_cache(both, context.head_norms, eps, rope, plan, FULL, kv)
+
+    def run_block(self, token_ids: torch.Tensor, attention: AttentionMeta, kv: torch.Tensor) -> torch.Tensor:
+        """Run DFlash's layers: token_ids [T] of blocks -> x [T, H] float32. Every token is a row of
+        ``attention`` whose context ends with its block."""
+        embed = self._embed or partial(self.ops.embed, self.weights.embedding)
+        return self._layers(embed(token_ids).float(), None, attention, kv)
+
+    def _layers(
+        self, x: torch.Tensor, normed: torch.Tensor | None, attention: AttentionMeta, kv: torch.Tensor
+    ) -> torch.Tensor:
+        """``normed``: the input of the first layer's product; None: the norm of x."""
+        ops, draft, eps = self.ops, self.draft_ops, self.config.rms_norm_eps
+        plan = ops.plan_attention(attention, self.shape, kv.shape[4])
+        rope = self.rope.index_select(0, attention.positions)
+        for number, layer in enumerate(self.weights.layers):
+            own = kv[number]
+            if normed is not None:
+                q = draft.qkv_rope_cache(normed, layer.qkv, rope, plan, FULL, own)  # [T, Nq, D]
+            elif layer.head_norms is None:
+                weights = QkvWeights(layer.norm, layer.qkv)
+                q = ops.qkv_rope_cache(x, None, weights, eps, rope, plan, FULL, own)
+            else:
+                qkv = draft.linear(x, layer.norm.unsqueeze(0), eps, layer.qkv)
+                q = draft.norm_rope_cache(qkv, layer.head_norms, eps, rope, plan, FULL, own.unsqueeze(0))
+            normed = None
+            attended = ops.attention(q, own, self._sinks, plan, FULL)
+            x = draft.project_add(attended, layer.output, x)
+            parts = [self._mlp(some, layer) for some in x.split(MLP_TOKENS)]
+            x = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return x
+
+    def _mlp(self, x: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+        draft, eps = self.draft_ops, self.config.rms_norm_eps
+        inner = draft.gated_silu(x, layer.mlp_norm, layer.gate_up, eps)  # [T, I]
+        return draft.project_add(inner, layer.down, x)
 
     def next_states(self, x: torch.Tensor) -> torch.Tensor:
         """Return the states [T, H] of the next draft step from x [T, H] of ``run``."""

@@ -1,19 +1,20 @@
 """Packs a head's tensors, by role, into ``HeadWeights``.
 
-Roles: ``embedding``, ``aux_norm``, ``fc``, ``token_norm``, ``state_norm``, ``q``, ``k``, ``v``, ``output``,
-``mlp_norm``, ``gate``, ``up``, ``down``, ``final_norm``, ``head``, and biases such as ``q.bias``.
+Roles: ``embedding``, ``aux_norm``, ``fc``, ``mask``, ``state_norm``, ``final_norm``, ``head``; of the first
+layer ``token_norm``, ``q``, ``k``, ``v``, ``q_norm``, ``k_norm``, ``output``, ``mlp_norm``, ``gate``, ``up``,
+``down``, and of others ``1.q`` etc.; and biases such as ``q.bias``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from chorale.kernels.ops import Ops, PairNorms
-from chorale.model.draft.config import HeadConfig, tensor_shapes
-from chorale.model.draft.head import HeadWeights, draft_ops
+from chorale.kernels.ops import HeadNorms, Ops, PairNorms
+from chorale.model.draft.config import HeadConfig, role_of, tensor_shapes
+from chorale.model.draft.head import ContextWeights, HeadWeights, LayerWeights, draft_ops
 
 Read = Callable[[str], torch.Tensor | None]  # role -> tensor on the device, or None if it is missing
 
@@ -54,19 +55,48 @@ class _Packer:
                 config.norm_before_residual,
                 self._dtype,
             ),
-            qkv=self._qkv(),
-            output=self._linear("output"),
-            mlp_norm=self._norm("mlp_norm"),
-            gate_up=self._draft.pack_gated(self._dense("gate"), self._dense("up")),
-            down=self._linear("down"),
+            layers=tuple(self._layer(number) for number in range(config.num_layers)),
+            context=self._context() if config.kind == "dflash" else None,
+            mask=self._norm("mask").unsqueeze(0) if config.kind == "peagle" else None,
             final_norm=self._norm("final_norm"),
             head=self._ops.pack_head(self._dense("head")),
             token_ids=token_ids,
         )
 
-    def _qkv(self) -> Any:
-        weights = [self._dense(role) for role in "qkv"]
-        biases = [self._bias(role) for role in "qkv"]
+    def _layer(self, number: int) -> LayerWeights:
+        def role(name: str) -> str:
+            return role_of(number, name)
+
+        return LayerWeights(
+            norm=self._norm(role("token_norm")),
+            qkv=self._rows([role(name) for name in "qkv"]),
+            head_norms=self._head_norms([number], "qk") if self._config.kind == "dflash" else None,
+            output=self._linear(role("output")),
+            mlp_norm=self._norm(role("mlp_norm")),
+            gate_up=self._draft.pack_gated(self._dense(role("gate")), self._dense(role("up"))),
+            down=self._linear(role("down")),
+        )
+
+    def _context(self) -> ContextWeights:
+        layers = range(self._config.num_layers)
+        return ContextWeights(
+            norm=self._norm("state_norm").unsqueeze(0),
+            kv=self._rows([role_of(layer, name) for layer in layers for name in "kv"]),
+            head_norms=self._head_norms(layers, "k"),
+        )
+
+    def _head_norms(self, layers: Iterable[int], names: str) -> HeadNorms:
+        counts = {"q": self._config.num_attention_heads, "k": self._config.num_key_value_heads}
+        rows = [
+            torch.cat([self._norm(role_of(n, f"{name}_norm")).expand(counts[name], -1) for name in names])
+            for n in layers
+        ]
+        return HeadNorms(torch.stack(rows), self._dtype)
+
+    def _rows(self, roles: Sequence[str]) -> Any:
+        """Pack the rows of several matrices, with a bias."""
+        weights = [self._dense(role) for role in roles]
+        biases = [self._bias(role) for role in roles]
         zeros = [weight.new_zeros(len(weight)) for weight in weights]  # the kernels always add a bias
         whole = [zero if bias is None else bias for bias, zero in zip(biases, zeros, strict=True)]
         return self._ops.pack_linear(torch.cat(weights), torch.cat(whole))

@@ -1,8 +1,9 @@
 """Reads a ``HeadConfig`` from ``config.json``, in the format of speculators or of NVIDIA and SpecForge.
 
 The first nests the sizes in ``transformer_layer_config``; the second has them at the top level and may nest
-the switches in ``eagle_config``. Absent switches are inferred from the tensors where possible. Heads that
-this engine would compute differently than they were trained are refused. Torch-free.
+the switches in ``eagle_config`` (DFlash: ``dflash_config``). Absent switches are inferred from the tensors
+where possible. Heads that this engine would compute differently than they were trained are refused.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 
 from chorale.model.config import ModelConfig, RopeConfig, read_yarn
 from chorale.model.config_fields import Fields
-from chorale.model.draft.aux import KEY, boundaries_of, checked_boundaries
-from chorale.model.draft.config import HeadConfig, Llama3Rope
-from chorale.model.draft.kinds import refuse_other_kinds
+from chorale.model.draft.aux import KEY, boundaries_of, boundaries_of_dflash, checked_boundaries
+from chorale.model.draft.config import MOST_LAYERS, HeadConfig, Llama3Rope
+from chorale.model.draft.kinds import kind_of
 
 _SIZES = {"20b": 24, "120b": 36}  # number of layers
 
@@ -42,11 +43,11 @@ class _Reader:
         boundaries: tuple[int, ...] | None,
     ) -> None:
         self._top, self._target, self._names, self._given = Fields(raw, where), target, names, boundaries
-        refuse_other_kinds(self._top, names or ())
+        self._kind = kind_of(self._top, names or ())
         self._is_speculators = "speculators_model_type" in raw or "transformer_layer_config" in raw
         self._layer = self._top.section("transformer_layer_config") if self._is_speculators else self._top
-        has_nested = isinstance(raw.get("eagle_config"), Mapping)
-        self._nested = self._top.section("eagle_config") if has_nested else self._top
+        section = "dflash_config" if self._kind == "dflash" else "eagle_config"
+        self._nested = self._top.section(section) if isinstance(raw.get(section), Mapping) else self._top
 
     def config(self) -> HeadConfig:
         layer, target = self._layer, self._target
@@ -54,6 +55,7 @@ class _Reader:
         hidden, heads = layer.count("hidden_size"), layer.count("num_attention_heads")
         vocab = layer.count("vocab_size", default=target.vocab_size)
         aux, source = self._aux()
+        is_dflash, has_size = self._kind == "dflash", self._top.raw.get("block_size") is not None
         return HeadConfig(
             hidden_size=hidden,
             target_hidden_size=self._target_hidden(hidden),
@@ -65,11 +67,17 @@ class _Reader:
             draft_vocab_size=self._draft_vocab(vocab),
             aux_boundaries=aux,
             aux_source=source,
-            rope=read_rope(layer),
+            kind=self._kind,
+            num_layers=self._num_layers(),
+            mask_token=0 if self._kind == "eagle3" else self._mask_token(vocab),
+            most_drafts=self._top.count("block_size") if is_dflash and has_size else None,
+            rope=read_rope(layer, 1_000_000.0 if is_dflash else 10_000.0),
             rms_norm_eps=layer.number("rms_norm_eps", default=1e-6),
-            norm_before_residual=self._switch("norm_before_residual", default=self._is_speculators),
-            norm_before_fc=self._switch("norm_before_fc", "input_norm.weight"),
-            aux_norms=self._switch("fc_norm", "fc_norm.0.weight"),
+            norm_before_residual=self._switch(
+                "norm_before_residual", default=self._is_speculators and self._kind == "eagle3"
+            ),
+            norm_before_fc=not is_dflash and self._switch("norm_before_fc", "input_norm.weight"),
+            aux_norms=not is_dflash and self._switch("fc_norm", "fc_norm.0.weight"),
             norm_output=self._switch("norm_output"),
             max_position_embeddings=layer.count("max_position_embeddings", default=2048),
         )
@@ -77,18 +85,18 @@ class _Reader:
     def _check(self) -> None:
         """Refuse unsupported features, and heads of the other gpt-oss size."""
         layer, nested = self._layer, self._nested
-        layers = layer.count("num_hidden_layers", default=1)
-        if layers != 1:
-            problem = f"{layers}: heads of several layers, such as P-EAGLE's, are not supported"
+        layers, is_dflash = self._num_layers(), self._kind == "dflash"
+        if layers > MOST_LAYERS or (layers > 1 and self._kind == "eagle3"):
+            problem = f"{layers}: EAGLE3 heads have one layer, others at most {MOST_LAYERS}"
             raise layer.error("num_hidden_layers", problem)
         if layer.raw.get("hidden_act", "silu") != "silu":
             raise layer.error("hidden_act", f"{layer.raw['hidden_act']!r} is not silu")
-        wrong = {"mlp_bias": True, "tie_word_embeddings": True, "is_causal": False}
+        wrong = {"mlp_bias": True, "tie_word_embeddings": not is_dflash, "is_causal": is_dflash}
         for key, value in wrong.items():
             if layer.raw.get(key) is value or self._top.raw.get(key) is value:
                 raise layer.error(key, f"{str(value).lower()} is not supported")
         kinds, windowed = layer.raw.get("layer_types"), layer.raw.get("use_sliding_window")
-        if kinds not in (None, ["full_attention"]) or windowed:
+        if kinds not in (None, ["full_attention"] * layers) or windowed:
             raise layer.error("layer_types", "must be full_attention: the head sees all positions")
         if self._top.raw.get("quantization_config") is not None:
             raise self._top.error("quantization_config", "quantized heads are not supported")
@@ -104,7 +112,22 @@ class _Reader:
         steps = nested.raw.get("parallel_draft_step")
         if steps not in (None, 0, 1):
             raise nested.error("parallel_draft_step", f"{steps!r}: parallel draft heads are not supported")
+        others = ("causal", "use_swa", "attention_sink_bias", "attention_value_scale", "sample_from_anchor")
+        for part, key in ((part, key) for part in (nested, self._top) for key in others if is_dflash):
+            if part.raw.get(key) not in (None, False):
+                raise part.error(key, "is not supported")
         self._check_verifier()
+
+    def _num_layers(self) -> int:
+        return self._layer.count("num_hidden_layers", default=1)
+
+    def _mask_token(self, vocab: int) -> int:
+        keys = ("mask_token_id", "pard_token", "ptd_token_id")
+        key = next((key for key in keys if self._find(key) is not None), keys[0])
+        value = self._find(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < vocab:
+            raise self._nested.error(key, f"{value!r}: must be the id of the masks' token, below {vocab}")
+        return value
 
     def _check_verifier(self) -> None:
         """Check the target that a speculators file names."""
@@ -116,6 +139,8 @@ class _Reader:
 
     def _aux(self) -> tuple[tuple[int, ...], str]:
         target, nested = self._target, self._nested
+        if self._kind == "dflash" and self._given is None:
+            return boundaries_of_dflash(self._top, nested, target.num_hidden_layers)
         if not self._switch("use_aux_hidden_state", default=True):
             return (), "no aux states: the target's final, normed state"
         if self._given is not None:
@@ -185,13 +210,13 @@ def check_size(name: str, target: ModelConfig, where: str) -> None:
         raise Fields({}, where).error("name", f"{problem}: a head of another model")
 
 
-def read_rope(fields: Fields) -> RopeConfig | Llama3Rope:
-    """Read the RoPE constants: plain with Llama's default theta, unless there are ``rope_parameters`` or
+def read_rope(fields: Fields, theta: float = 10_000.0) -> RopeConfig | Llama3Rope:
+    """Read the RoPE constants: plain, ``theta`` if the file has none, unless there are ``rope_parameters`` or
     ``rope_scaling`` of type llama3 or yarn."""
     key = "rope_parameters" if fields.raw.get("rope_parameters") is not None else "rope_scaling"
     rope = Fields({}, fields.where) if fields.raw.get(key) is None else fields.section(key)
     owner = rope if rope.raw.get("rope_theta") is not None else fields
-    theta = owner.number("rope_theta", default=10000.0)
+    theta = owner.number("rope_theta", default=theta)
     if theta <= 1.0:
         raise owner.error("rope_theta", "must be more than 1")
     if any(part.raw.get("partial_rotary_factor") not in (None, 1, 1.0) for part in (fields, rope)):

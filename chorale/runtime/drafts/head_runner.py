@@ -1,6 +1,7 @@
 """HeadRunner: runs a draft head at the end of a step. Its first pass reads the states of all tokens of the
 step, each with the next token, so that its keys and values stay in step with the target's. The state of a
-row's last kept token gives the first draft token; each further pass takes one token per row. ``LaunchedHead``
+row's last kept token gives the first draft token; each further pass takes one token per row. P-EAGLE and
+DFlash draft all tokens of a row in one pass, with masks in place of those not known yet. ``LaunchedHead``
 runs it after steps that are launched kernel by kernel, because of prompts or rows with special sampling.
 """
 
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from chorale.engine.types import DRAFT, NO_DRAFT, REJECTED, StepPlan
 from chorale.kernels.draft_steps import DraftPasses, DraftRowState
@@ -18,6 +20,7 @@ from chorale.kernels.reference.sampling.noise import position_keys
 from chorale.model.draft.head import DraftHead
 from chorale.model.gpt_oss import AuxStates
 from chorale.runtime.device import Device
+from chorale.runtime.sizing.memory import LOGIT_ROWS
 from chorale.runtime.steps.batch import DraftTensors, StepBatch
 from chorale.runtime.steps.buffers import query_starts
 
@@ -52,6 +55,11 @@ class HeadRunner:
         self._head, self._ops, self._kv, self._state, self._draw = head, ops, kv, state, draw
         self._max_len, self._dtype = max_len, dtype
         device, (passes, rows), width = kv.device, state.drafts.shape, state.block_tables.shape[2]
+        self._is_parallel = head.config.kind != "eagle3"
+        passes += 2 if self._is_parallel else 0  # the last token's position, and the one after the draft
+        entries = rows * passes if self._is_parallel else rows
+        mask = head.weights.mask
+        self._mask_state = None if mask is None else head.project(mask.to(dtype))  # [1, H]
 
         def room(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -64,13 +72,13 @@ class HeadRunner:
             slots=room(passes, rows, dtype=torch.int64),
             tables=room(rows, width),
         )
-        self._index = torch.arange(rows, device=device)
-        self._query_start = torch.arange(rows + 1, dtype=torch.int32, device=device)
-        self._drawn = room(rows, dtype=torch.int64)
+        self._index = torch.arange(entries, device=device)
+        self._query_start = torch.arange(entries + 1, dtype=torch.int32, device=device)
+        self._drawn = room(entries, dtype=torch.int64)
 
     @property
     def kv(self) -> torch.Tensor:
-        """The head's keys and values, in the pool's blocks."""
+        """The head's keys and values, by layer, in the pool's blocks."""
         return self._kv
 
     def aux_states(self, num_tokens: int) -> AuxStates:
@@ -84,6 +92,9 @@ class HeadRunner:
         ``longest``: approximate tokens of the longest context; None: the maximum length.
         """
         head, count = self._head, len(read.rows)
+        if self._is_parallel:
+            self._run_parallel(read, num_made if count else 0, longest or self._max_len)
+            return
         x = head.run(head.project(read.aux), read.following, read.attention, self._kv)
         if not num_made or not count:
             return
@@ -103,6 +114,62 @@ class HeadRunner:
                     self._kv,
                 )
                 index = self._index[:count]
+
+    def _run_parallel(self, read: ReadTokens, num_made: int, longest: int) -> None:
+        """``run`` in one pass. Entries of drafts are ordered by number, then by row."""
+        head, count, states = self._head, len(read.rows), self._head.project(read.aux)
+        if num_made:
+            passes = self._passes_of(num_made + 2)
+            self._ops.draft_passes(read.rows, self._state, passes)
+        if head.config.kind == "dflash":
+            head.read(states, read.attention, self._kv)
+            if not num_made:
+                return
+            block = self._masks(passes, range(1, num_made + 2), count, longest)
+            ends = passes.context_lens[num_made + 1, :count].repeat(num_made + 1)  # sees the whole block
+            tokens = torch.full_like(block.positions, head.config.mask_token)
+            tokens[:count] = read.following.index_select(0, read.last_kept)
+            x = head.run_block(tokens, replace(block, context_lens=ends), self._kv)
+            index = self._index[count : count * (num_made + 1)]
+        else:
+            tokens, attention, index = read.following, read.attention, read.last_kept
+            if num_made > 1:
+                assert self._mask_state is not None
+                masks = self._masks(passes, range(1, num_made), count, longest)
+                extra = len(masks.positions)
+                states = torch.cat((states, self._mask_state.expand(extra, -1)))
+                tokens = torch.cat((tokens, tokens.new_full((extra,), head.config.mask_token)))
+                index = torch.cat((index, self._index[:extra] + len(read.following)))
+                attention = _joined(attention, masks)
+            x = head.run(states, tokens, attention, self._kv)
+        if num_made:
+            self._draw_all(x, index, passes, read.rows, num_made)
+
+    def _masks(self, passes: DraftPasses, numbers: range, count: int, longest: int) -> AttentionMeta:
+        """Return the metadata of the passes ``numbers`` as rows of one token each."""
+        some, total = slice(numbers.start, numbers.stop), len(numbers) * count
+        tables, slots = passes.tables[:count].repeat(len(numbers), 1), passes.slots[some, :count].flatten()
+        return AttentionMeta(
+            positions=passes.positions[some, :count].flatten(),
+            query_start=self._query_start[: total + 1],
+            context_lens=passes.context_lens[some, :count].flatten(),
+            block_tables=(tables, tables),
+            slots=(slots, slots),
+            max_query_len=1,
+            max_context_len=longest,
+        )
+
+    def _draw_all(
+        self, x: torch.Tensor, index: torch.Tensor, passes: DraftPasses, rows: torch.Tensor, num_made: int
+    ) -> None:
+        """Sample the drafts of all numbers from x at ``index``, some rows of logits at a time."""
+        count, drafts = len(rows), self._state.drafts[:num_made]
+        keys, temperature = passes.keys[:num_made, :count].flatten(0, 1), passes.temperature[:count]
+        places = (self._query_start[:num_made, None] * drafts.shape[1] + rows).flatten()  # in flat drafts
+        for first in range(0, len(index), LOGIT_ROWS):
+            some = slice(first, min(first + LOGIT_ROWS, len(index)))
+            draws = SamplingInputs(keys[some], temperature.repeat(num_made)[some], places[some])
+            self._draw(self._head.logits(x, index[some]), draws, drafts.view(-1), self._drawn[some])
 
     def _passes_of(self, num_made: int) -> DraftPasses:
         whole = self._passes
@@ -126,6 +193,23 @@ class HeadRunner:
             max_query_len=1,
             max_context_len=longest,
         )
+
+
+def _joined(first: AttentionMeta, second: AttentionMeta) -> AttentionMeta:
+    """Return the rows of both. The full group's tables and slots stand for both groups'."""
+    table, more = first.block_tables[0], second.block_tables[0]
+    tables = torch.cat((F.pad(table, (0, more.shape[1] - table.shape[1])), more))
+    slots = torch.cat((first.slots[0], second.slots[0]))
+    starts = second.query_start[1:] + first.query_start[-1]
+    return AttentionMeta(
+        positions=torch.cat((first.positions, second.positions)),
+        query_start=torch.cat((first.query_start, starts)),
+        context_lens=torch.cat((first.context_lens, second.context_lens)),
+        block_tables=(tables, tables),
+        slots=(slots, slots),
+        max_query_len=first.max_query_len,
+        max_context_len=max(first.max_context_len, second.max_context_len),
+    )
 
 
 def has_device_drafts(plan: StepPlan) -> bool:

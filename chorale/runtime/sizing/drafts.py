@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chorale.config.speculative import SpeculativeConfig
+from chorale.errors import ConfigError
 from chorale.model.config import ModelConfig
 from chorale.model.config_fields import read_json_object
-from chorale.model.draft.config import HeadConfig, published_head
+from chorale.model.draft.config import HeadConfig, Kind, published_head
 from chorale.model.draft.parse import read_head_config
 from chorale.model.hub import find_folder
 from chorale.runtime.sizing.memory import gib, head_activation_bytes, head_bytes, head_kv_bytes
@@ -37,9 +38,31 @@ def head_config(config: SpeculativeConfig | None, model: ModelConfig) -> HeadCon
         return None
     folder = None if config.model is None else find_folder(config.model)
     if folder is None:
-        return published_head(model)
+        return published_head(model, assumed_kind(config))
     path = Path(folder) / "config.json"
-    return read_head_config(read_json_object(path), str(path), model)
+    head = read_head_config(read_json_object(path), str(path), model)
+    check_head(config, head, str(path))
+    return head
+
+
+def assumed_kind(config: SpeculativeConfig) -> Kind:
+    """Returns the kind of a random head, or of one whose files are not there yet."""
+    if config.method == "dflash":
+        return "dflash"
+    return "peagle" if config.parallel_drafting else "eagle3"
+
+
+def check_head(config: SpeculativeConfig, head: HeadConfig, where: str) -> None:
+    """Raises ``ConfigError`` if the head is not of the configured kind, or its blocks are too short."""
+    if config.method != "synthetic" and (config.method == "dflash") != (head.kind == "dflash"):
+        wanted = "dflash" if head.kind == "dflash" else "eagle3"
+        raise ConfigError(f"{where}: the head needs method {wanted}, not {config.method}")
+    is_peagle = head.kind == "peagle"
+    if config.parallel_drafting not in (None, is_peagle):
+        raise ConfigError(f"{where}: parallel_drafting must be {str(is_peagle).lower()} for this head")
+    if head.most_drafts is not None and config.num_speculative_tokens > head.most_drafts:
+        problem = f"num_speculative_tokens {config.num_speculative_tokens} is more than its block_size"
+        raise ConfigError(f"{where}: {problem} {head.most_drafts}")
 
 
 def draft_memory(

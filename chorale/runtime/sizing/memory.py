@@ -90,18 +90,20 @@ def head_bytes(head: HeadConfig, dtype: str, *, owns_embedding: bool = True) -> 
     shapes = tensor_shapes(head)
     if not owns_embedding:
         del shapes["embedding"]
-    return sum(math.prod(shape) for shape in shapes.values()) * DTYPE_BYTES[dtype]
+    count = sum(math.prod(shape) for shape in shapes.values())
+    return (count + head.context_width * head.hidden_size) * DTYPE_BYTES[dtype]
 
 
 def head_kv_bytes(head: HeadConfig, block_size: int, kv_dtype: str) -> int:
     """Return the bytes of a draft head's keys and values per block of the pool, on each GPU."""
-    return block_size * 2 * head.num_key_value_heads * head.head_dim * DTYPE_BYTES[kv_dtype]
+    return block_size * head.num_layers * head.kv_width * DTYPE_BYTES[kv_dtype]
 
 
 def head_activation_bytes(head: HeadConfig, num_tokens: int, num_rows: int) -> int:
     """Return an upper estimate for one pass of a draft head: the target's and the layer's states per token,
     gate and up of some tokens, logits per row."""
-    states = num_tokens * (2 * head.aux_width + 8 * head.hidden_size)
+    states = num_tokens * (2 * head.aux_width + 8 * head.hidden_size + head.context_width)
+    num_rows = num_rows if head.kind == "eagle3" else max(num_rows, LOGIT_ROWS)
     inner = min(num_tokens, MLP_TOKENS) * 3 * head.intermediate_size
     return (states + inner + 2 * num_rows * head.draft_vocab_size) * 4
 

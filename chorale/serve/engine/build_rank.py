@@ -35,6 +35,7 @@ from chorale.runtime.profiler import TorchProfiler
 from chorale.runtime.progress import Progress
 from chorale.runtime.rank_memory import Loaded, RankMemory
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
+from chorale.runtime.sizing.drafts import assumed_kind
 from chorale.runtime.sizing.graph_sizes import MIXED_TOKENS
 from chorale.runtime.sizing.memory import gib
 from chorale.runtime.sizing.resolve import Decision, Resolved, cpu_precision, default_threads, resolve
@@ -289,7 +290,7 @@ def _load_head(
     if config.model is not None:
         return load_head(config.model, target, ops, device=where, dtype=dtype, max_len=longest)
     embedding = target.embedding if target.embed is None else None
-    head = published_head(target.config)
+    head = published_head(target.config, assumed_kind(config))
     return random_head(head, ops, device=where, dtype=dtype, max_len=longest, embedding=embedding)
 
 

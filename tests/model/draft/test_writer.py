@@ -57,11 +57,13 @@ def test_shapes_without_a_file() -> None:
     config = CONFIGS["normed"]
     head = DraftHead(config, weight_shapes(config, REFERENCE_OPS, torch.bfloat16), REFERENCE_OPS, 64)
     expected = random_head(config, REFERENCE_OPS, dtype=torch.bfloat16)
-    for name in ("embedding", "aux_norm", "mlp_norm", "final_norm", "token_ids"):
+    layers, drawn = head.weights.layers[0], expected.weights.layers[0]
+    for name in ("embedding", "aux_norm", "final_norm", "token_ids"):
         found, made = getattr(head.weights, name), getattr(expected.weights, name)
         assert (found.shape, found.dtype, found.device.type) == (made.shape, made.dtype, "meta")
-    for name in ("fc", "qkv", "output", "gate_up", "down", "head"):
-        found, made = getattr(head.weights, name).weight, getattr(expected.weights, name).weight
+    pairs = [(layers, drawn, name) for name in ("qkv", "output", "gate_up", "down")]
+    for ours, theirs, name in (*pairs, (head.weights, expected.weights, "fc")):
+        found, made = getattr(ours, name).weight, getattr(theirs, name).weight
         assert (found.shape, found.dtype) == (made.shape, made.dtype)
     states = head.project(torch.empty(3, config.aux_width, device="meta"))
     assert head.logits(states, torch.arange(3, device="meta")).shape == (3, config.draft_vocab_size)

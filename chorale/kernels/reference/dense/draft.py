@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
-from chorale.kernels.ops import DraftOps, PairNorms
+from chorale.kernels.ops import DraftOps, HeadNorms, PairNorms
 from chorale.kernels.reference.attention import AttentionPlan
 from chorale.kernels.reference.dense.linear import Linear, pack_linear
 from chorale.kernels.reference.dense.rotary import rotate_and_cache
@@ -39,6 +42,25 @@ def qkv_rope_cache(
     return rotate_and_cache(packed(normed), rope, plan, group, kv)
 
 
+def norm_rope_cache(
+    qkv: torch.Tensor,
+    norms: HeadNorms,
+    eps: float,
+    rope: torch.Tensor,
+    plan: Any,
+    group: int,
+    kv: torch.Tensor,
+    *,
+    rotate: Callable[..., torch.Tensor] = rotate_and_cache,
+) -> torch.Tensor:
+    """``rotate``: the back end's ``rotate_and_cache``."""
+    (layers, normed, dim), q = norms.weight.shape, qkv.new_empty(0)
+    for layer, y in enumerate(qkv.view(len(qkv), layers, -1, dim).unbind(1)):
+        heads = F.rms_norm(y[:, :normed], (dim,), eps=eps) * norms.weight[layer]
+        q = rotate(torch.cat((heads, y[:, normed:]), dim=1).flatten(1), rope, plan, group, kv[layer])
+    return q
+
+
 def project_add(y: torch.Tensor, packed: Linear, x: torch.Tensor) -> torch.Tensor:
     return x.add_(packed(y))
 
@@ -57,6 +79,7 @@ REFERENCE_DRAFT_OPS = DraftOps(
     linear=linear,
     join=join,
     qkv_rope_cache=qkv_rope_cache,
+    norm_rope_cache=norm_rope_cache,
     project_add=project_add,
     gated_silu=gated_silu,
     pack_gated=pack_gated,

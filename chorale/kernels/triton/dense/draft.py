@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.ops import DraftOps, PairNorms
+from chorale.kernels.ops import DraftOps, HeadNorms, PairNorms
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.attention.plan import AttentionPlan
 from chorale.kernels.triton.dense import draft_fused, skinny_fused
@@ -30,7 +30,7 @@ from chorale.kernels.triton.dense.norm import in_fours, norm_parts, normed_row
 from chorale.kernels.triton.dense.qkv import rotate_and_cache
 from chorale.kernels.triton.dense.skinny import parts, project_few, whole
 from chorale.kernels.triton.dense.skinny_fused import fits
-from chorale.kernels.triton.kv_elements import kernel_view
+from chorale.kernels.triton.kv_elements import kernel_view, store_pairs
 from chorale.kernels.triton.launch import dependent, is_amd, wait_for_previous
 
 
@@ -129,6 +129,68 @@ def _silu_kernel(
     up = tl.load(places + 1, mask=inside, other=0.0).to(tl.float32)
     result = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out_ptr + token * I + columns, result.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
+def _norm_rotate_kernel(
+    qkv_ptr,  # [T, Nl, Nq + 2 Nkv, D] float32
+    norm_ptr,  # [Nl, Nq + Nkv, D] float32
+    rope_ptr,  # [T, D] float32
+    slots_ptr,  # [T] int64
+    q_ptr,  # [T, Nq, D]
+    kv_ptr,  # [Nl, blocks, 2, Nkv, KV_BLOCK, D]
+    eps,
+    layer_stride,
+    NUM_Q: tl.constexpr,
+    NUM_KV: tl.constexpr,
+    D: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,  # heads per program
+    PDL: tl.constexpr,
+):
+    token, layer = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    half: tl.constexpr = D // 2
+    pairs = tl.arange(0, half)
+    inside, is_normed = heads < NUM_Q + 2 * NUM_KV, heads < NUM_Q + NUM_KV
+    norms = norm_ptr + (layer * (NUM_Q + NUM_KV) + heads) * D + pairs[None, :]
+    left_norm = tl.load(norms, mask=is_normed, other=0.0)
+    right_norm = tl.load(norms + half, mask=is_normed, other=0.0)
+    wait_for_previous(PDL)
+    row = token * tl.num_programs(2) + layer
+    source = qkv_ptr + (row * (NUM_Q + 2 * NUM_KV) + heads) * D + pairs[None, :]
+    left = tl.load(source, mask=inside, other=0.0)
+    right = tl.load(source + half, mask=inside, other=0.0)
+    scale = 1.0 / tl.sqrt((tl.sum(left * left, 1) + tl.sum(right * right, 1)) / D + eps)[:, None]
+    left = tl.where(is_normed, left * scale * left_norm, left)
+    right = tl.where(is_normed, right * scale * right_norm, right)
+    cos = tl.load(rope_ptr + token * D + pairs)[None, :]
+    sin = tl.load(rope_ptr + token * D + half + pairs)[None, :]
+    store_pairs(
+        left, right, cos, sin, tl.load(slots_ptr + token), token, heads, pairs[None, :], inside,
+        q_ptr, kv_ptr + layer * layer_stride, NUM_Q, NUM_KV, D, KV_BLOCK,
+    )  # fmt: skip
+
+
+def norm_rope_cache(
+    qkv: torch.Tensor,
+    norms: HeadNorms,
+    eps: float,
+    rope: torch.Tensor,
+    plan: AttentionPlan,
+    group: int,
+    kv: torch.Tensor,
+) -> torch.Tensor:
+    shape, tokens = plan.shape, len(qkv)
+    q = torch.empty(tokens, shape.num_heads, shape.head_dim, dtype=norms.dtype, device=qkv.device)
+    each = tuning.rotate_heads(tokens)
+    programs = triton.cdiv(shape.num_heads + 2 * shape.num_kv_heads, each)
+    if tokens:
+        _norm_rotate_kernel[(tokens, programs, len(kv))](
+            qkv, norms.weight, rope, plan.meta.slots[group], q, kernel_view(kv), eps, kv.stride(0),
+            **plan.sizes, HEADS=each, **dependent(qkv),
+        )  # fmt: skip
+    return q
 
 
 def norm(x: torch.Tensor, norms: torch.Tensor, eps: float) -> torch.Tensor:
@@ -234,6 +296,7 @@ TRITON_DRAFT_OPS = DraftOps(
     linear=linear,
     join=join,
     qkv_rope_cache=qkv_rope_cache,
+    norm_rope_cache=norm_rope_cache,
     project_add=project_add,
     gated_silu=gated_silu,
     pack_gated=pack_gated,
