@@ -285,16 +285,16 @@ def test_a_draft_heads_keys_and_values_are_part_of_a_page(checkpoint: Path) -> N
     transfers, head = executor._worker._transfers, drafting_of(core).head
     assert transfers is not None
     assert head is not None
-    widths = sum(tensor[0].nbytes for tensor in (*executor._worker._kv, head.kv))
+    widths = sum(tensor[0].nbytes for tensor in (*executor._worker._kv, *head.kv))
     assert transfers._staged.shape[1] == widths
-    before = torch.rand_like(head.kv[3], dtype=torch.float32)
-    head.kv[3].copy_(before)
+    before = torch.rand_like(head.kv[0, 3], dtype=torch.float32)
+    head.kv[0, 3].copy_(before)
     plan = replace(dummy_plan(1, 0), transfers=Transfers(ids([7]), ids([3])))
     transfers.before(plan)
-    head.kv[3].zero_()
+    head.kv[0, 3].zero_()
     load = HostLoad(0, ids([7]), ids([5]), ids([]), ids([]))
     transfers.before(replace(plan, transfers=Transfers(ids([]), ids([]), (load,))))
-    assert torch.equal(head.kv[5], before)
+    assert torch.equal(head.kv[0, 5], before)
 
 
 def test_no_host_memory_without_prefix_caching(checkpoint: Path) -> None:

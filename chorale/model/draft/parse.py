@@ -91,7 +91,8 @@ class _Reader:
             raise layer.error("num_hidden_layers", problem)
         if layer.raw.get("hidden_act", "silu") != "silu":
             raise layer.error("hidden_act", f"{layer.raw['hidden_act']!r} is not silu")
-        wrong = {"mlp_bias": True, "tie_word_embeddings": not is_dflash, "is_causal": is_dflash}
+        wrong = {"mlp_bias": True, "is_causal": is_dflash}
+        wrong |= {} if is_dflash else {"tie_word_embeddings": True}  # a DFlash head has no such tensors
         for key, value in wrong.items():
             if layer.raw.get(key) is value or self._top.raw.get(key) is value:
                 raise layer.error(key, f"{str(value).lower()} is not supported")

@@ -30,6 +30,9 @@ def test_published_configs_are_read() -> None:
     assert read(model="nvidia/gpt-oss-120b-Eagle3-v3").method == "eagle3"  # derived from the name
     assert read(model="RedHatAI/gpt-oss-20b-speculator.eagle3").num_speculative_tokens == 3
     assert read(method="eagle", model="x/y").method == "eagle3"
+    assert read(model="z-lab/gpt-oss-20b-DFlash").method == "dflash"
+    parallel = read(model="amazon/GPT-OSS-20B-P-EAGLE", num_speculative_tokens=8, parallel_drafting=True)
+    assert (parallel.method, parallel.parallel_drafting) == ("eagle3", True)
     ngram = read(**NGRAM)
     assert (ngram.prompt_lookup_min, ngram.prompt_lookup_max) == (5, 5)  # vLLM's defaults
     only_most = read(**NGRAM, prompt_lookup_max=3)
@@ -87,6 +90,7 @@ def test_synthetic_acceptance_is_labelled() -> None:
     # vLLM's names, with the cost of a head
     whole = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.68}
     assert read(**HEAD, **whole).acceptance == pytest.approx((1.0, 0.68, 0.0))
+    assert read(method="dflash", num_speculative_tokens=3, **whole).model is None  # a random head
     rates = read(**HEAD, rejection_sample_method="synthetic", synthetic_acceptance_rates=[0.7, 0.5, 0.2])
     assert (rates.method, rates.acceptance) == ("eagle3", (0.7, 0.5, 0.2))
 
@@ -106,12 +110,14 @@ def test_synthetic_acceptance_is_labelled() -> None:
         ({**NGRAM, "prompt_lookup_max": 0}, "prompt_lookup_max"),
         ({**NGRAM, "model": "nvidia/gpt-oss-120b-Eagle3-v3"}, "has no model"),
         ({"method": "eagle3"}, "needs model"),
-        ({"method": "medusa"}, "EAGLE3 head"),
+        ({"method": "medusa"}, "EAGLE3 or DFlash head"),
         ({"method": "deepseek_mtp"}, "no multi-token prediction layers"),
         ({"method": "draft_model", "model": "openai/gpt-oss-20b"}, "second model"),
-        ({"model": "z-lab/gpt-oss-20b-DFlash"}, "block diffusion"),
-        ({"model": "amazon/GPT-OSS-20B-P-EAGLE"}, "parallel drafting"),
-        ({**HEAD, "parallel_drafting": True}, "parallel drafting"),
+        ({"method": "dflash"}, "needs model"),
+        ({"method": "dspark", "model": "x/y"}, "block diffusion"),
+        ({**NGRAM, "parallel_drafting": True}, "needs a head"),
+        ({**HEAD, "parallel_drafting": 1}, "true or false"),
+        ({"method": "dflash", "model": "x/y", "num_speculative_tokens": 17}, "1 to 16"),
         ({**HEAD, "tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
         ({**HEAD, "model": 7}, "model must be a string"),
         ({**NGRAM, "num_speculative_tokens_per_batch_size": [[1, 8, 2], [8, 9, 1]]}, "overlap"),

@@ -47,6 +47,8 @@ NORMED = replace(
 )
 BY_STATE = replace(PLAIN, aux_norms=True, norm_output=True)
 FINAL = replace(PLAIN, aux_boundaries=())
+DEEP = replace(PLAIN, kind="peagle", num_layers=2)
+DFLASH = replace(PLAIN, kind="dflash", num_layers=2)
 
 # (context, new tokens) of each row, step by step
 STEPS: dict[str, list[list[tuple[int, int]]]] = {
@@ -86,7 +88,7 @@ def both(config: HeadConfig, dtype: torch.dtype) -> tuple[DraftHead, DraftHead]:
 @pytest.mark.slow
 @each_dtype
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
-@pytest.mark.parametrize("config", [NORMED, PLAIN, BY_STATE, FINAL], ids=["normed", "plain", "each", "final"])
+@pytest.mark.parametrize("config", [NORMED, PLAIN, BY_STATE, FINAL, DEEP])
 def test_a_head(
     config: HeadConfig, steps: list[list[tuple[int, int]]], dtype: torch.dtype, monkeypatch: Any
 ) -> None:
@@ -108,6 +110,31 @@ def test_a_head(
         index = torch.tensor(sorted({0, tokens - 1}), device=DEVICE)
         check(ours.logits(x, index), plain.logits(exact, index), dtype)
     check(kvs[0], kvs[1], dtype)
+
+
+@each_dtype
+@pytest.mark.parametrize("rows", [[(5, 1)], [(20, 20), (7, 3)]])
+def test_a_block(rows: list[tuple[int, int]], dtype: torch.dtype) -> None:
+    """DFlash's keys and values of the target's states, then blocks of three tokens, each a row."""
+    found = []
+    for head in both(DFLASH, dtype):
+        kv = torch.zeros(head.kv_shape(32, BLOCK), device=DEVICE)
+        kv = kv.to(dtype) if not found else kv
+        aux = 3 * randn(sum(new for _, new in rows), DFLASH.aux_width, seed=1)
+        head.read(head.project(aux), meta_of(rows), kv)
+        block = meta_of([(context + 3, 3) for context, _ in rows])
+        table = block.block_tables[0].repeat_interleave(3, dim=0)
+        block = replace(
+            block,
+            query_start=torch.arange(len(table) + 1, dtype=torch.int32, device=DEVICE),
+            context_lens=block.context_lens.repeat_interleave(3),
+            block_tables=(table, table),
+            max_query_len=1,
+        )
+        ids = torch.arange(len(table), device=DEVICE) * 7
+        found.append((head.run_block(ids, block, kv), kv))
+    for ours, theirs in zip(*found, strict=True):
+        check(ours, theirs, dtype)
 
 
 @each_dtype

@@ -15,7 +15,6 @@ import torch
 from chorale.errors import ConfigError
 from chorale.model.draft.load import Target
 from chorale.model.draft.parse import read_head_config
-from tests.model.draft import draft_files as files
 from tests.model.draft.draft_files import HeadFile, eagle31, final_state, nvidia, specforge, speculators
 from tests.model.draft.test_styles import TARGET, load, target_config
 
@@ -28,13 +27,10 @@ def complaint(file: HeadFile, folder: Path, target: Target = TARGET) -> str:
 
 
 KINDS: dict[str, tuple[dict[str, Any], str]] = {
-    "p-eagle by name": ({"architectures": ["PEagleDraftModel"]}, "this is a P-EAGLE head: "),
-    "p-eagle of speculators": ({"speculators_model_type": "peagle"}, "this is a P-EAGLE head: "),
-    "p-eagle by its layers": ({"num_hidden_layers": 4}, "num_hidden_layers: 4: heads of several layers"),
-    "dflash": (
-        {"architectures": ["DFlashDraftModel"], "dflash_config": {"target_layer_ids": [1]}},
-        "this is a DFlash drafter: ",
-    ),
+    "p-eagle by name": ({"architectures": ["PEagleDraftModel"]}, "mask_token_id: None"),
+    "p-eagle of speculators": ({"speculators_model_type": "peagle"}, "mask_token_id: None"),
+    "layers": ({"num_hidden_layers": 4}, "num_hidden_layers: 4: EAGLE3 heads have one layer"),
+    "dflash2": ({"architectures": ["DFlash2DraftModel"]}, "this is a DFlash2 drafter: "),
     "medusa": ({"architectures": None, "medusa_num_heads": 4}, "this is a Medusa head: "),
     "mtp": ({"architectures": ["DeepSeekMTPModel"]}, "this is an MTP layer: "),
     "eagle 1": ({"architectures": ["LlamaForCausalLMEagle"]}, "is an EAGLE (1 or 2) head"),
@@ -141,10 +137,7 @@ TENSORS: dict[str, tuple[Callable[[HeadFile], None], str]] = {
     "missing": (left_out("midlayer.mlp.up_proj.weight"), ": layers.0.mlp.up_proj.weight: missing"),
     "no norm of the state": (left_out("midlayer.hidden_norm.weight"), "hidden_norm.weight: missing"),
     "no ids": (left_out("d2t"), ": d2t: missing: draft_vocab_size is 200 of 512"),
-    "a mask for parallel drafts": (
-        put("mask_hidden", torch.zeros(1, 3 * files.HIDDEN)),
-        "this is a P-EAGLE head: ",
-    ),
+    "a mask for parallel drafts": (put("mask_hidden", torch.zeros(1, 3)), "mask_token_id: None"),
     "shape": (
         cut("midlayer.self_attn.k_proj.weight", 16),
         "midlayer.self_attn.k_proj.weight: shape [16, 128], config.json says [32, 128]",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from chorale.engine.core import EngineCore
 from chorale.model.config_writer import make_config
+from chorale.model.draft.config import Kind
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.head_worlds import check_head_world, head_engine
 from tests.support.runtime import SIZES
@@ -26,10 +29,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["launched", "static"])
+DEVICES = (("eagle3", "launched"), *product(get_args(Kind), ("static",)))  # prompts are always launched
+
+
+@pytest.fixture(scope="module", params=DEVICES, ids="-".join)
 def devices(request: pytest.FixtureRequest, folder: Path) -> list[EngineCore]:
     """Engines of two block sizes, whose devices the worlds use."""
-    return [head_engine(folder, captures=request.param, block_size=size) for size in (4, 16)]
+    kind, how = request.param
+    captures = how == "static"
+    return [head_engine(folder, captures=captures, block_size=size, kind=kind) for size in (4, 16)]
 
 
 def check_worlds(devices: list[EngineCore], seeds: Iterable[int]) -> None:

@@ -17,7 +17,7 @@ from chorale.engine.types import GenerateRequest, RowStart
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.machine.hardware import Hardware
 from chorale.model.config import ModelConfig
-from chorale.model.draft.config import small_head
+from chorale.model.draft.config import Kind, small_head
 from chorale.model.draft.random_head import random_head
 from chorale.runtime.build_executor import allocate_kv, make_executor
 from chorale.runtime.device import CpuDevice
@@ -42,7 +42,9 @@ MOST_DRAFTS = 5
 _MAX_LEN = 128
 
 
-def head_engine(folder: Path, *, captures: bool, block_size: int = 16, **options: Any) -> EngineCore:
+def head_engine(
+    folder: Path, *, captures: bool, block_size: int = 16, kind: Kind = "eagle3", **options: Any
+) -> EngineCore:
     """Returns an engine with no drafter whose device can draft. ``captures``: steps run in static memory."""
     device = CpuDevice(Hardware("cpu", "test", 2**34, 2**34), can_capture=captures, overlap=True)
     config = EngineConfig(
@@ -58,7 +60,7 @@ def head_engine(folder: Path, *, captures: bool, block_size: int = 16, **options
     found = resolve(config, model_config, device.hardware, can_overlap=True, can_capture=captures)
     model = load_model(folder, model_config, REFERENCE_OPS, found, device, lambda *_: None)
     kv, grammars = allocate_kv(model_config, found, device), GrammarCache(model_config.vocab_size)
-    head = random_head(small_head(model_config), REFERENCE_OPS, max_len=_MAX_LEN)
+    head = random_head(small_head(model_config, kind), REFERENCE_OPS, max_len=_MAX_LEN)
     setup = DraftSetup(MOST_DRAFTS, head, REFERENCE_OPS)
     executor = make_executor(model, kv, found, device, GrammarRows(device, grammars), drafts=setup)
     return EngineCore(found.limits, executor, grammars=grammars)

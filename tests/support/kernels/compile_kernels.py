@@ -151,6 +151,10 @@ def _draft_head(arch: tuning.ArchTuning, hopper: bool) -> list[Variant]:
         ("draft rotate parts", qkv._rotate_kernel, rotate | {"SPLITS": 4}, wide, 4, 3),
         ("draft rotate whole", qkv._rotate_kernel, rotate | {"SPLITS": 0, "HEADS": 16}, fp32, 4, 3),
     ]
+    normed = {"norm_ptr": "*fp32", "layer_stride": "i64"}
+    heads = {**HEADS, "HEADS": 4, "PDL": hopper}
+    for name, count in (("draft heads", HEADS["NUM_Q"]), ("draft keys", 0)):
+        found.append((name, draft._norm_rotate_kernel, heads | {"NUM_Q": count}, wide | normed, 4, 3))
     for adds in (False, True):
         name = "draft row, added" if adds else "draft row"
         found.append((name, linear._gemv_kernel, row | {"ADD": adds}, out, stream.num_warps, 3))

@@ -1,0 +1,334 @@
+"""DFlash and P-EAGLE heads, loaded from files and run by ``HeadRunner``, against a plain forward of what was
+written. As in ``draft_files.py``, the forward is written from the descriptions and shares no code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chorale.errors import ConfigError
+from chorale.kernels.draft_steps import DraftRowState
+from chorale.kernels.ops import AttentionMeta, SamplingInputs
+from chorale.kernels.reference.ops import REFERENCE_OPS
+from chorale.model.draft.config import Kind, published_head, small_head
+from chorale.model.draft.random_head import random_head
+from chorale.runtime.drafts.head_runner import HeadRunner, ReadTokens
+from chorale.testing.draft_writer import STYLES, Style, write_random_head
+from tests.model.draft.draft_files import (
+    DIM,
+    HEADS,
+    HIDDEN,
+    INTER,
+    KV_HEADS,
+    LLAMA,
+    VOCAB,
+    HeadFile,
+    Tensors,
+    angles_of,
+    randn,
+    rms,
+    tensors_of,
+)
+from tests.model.draft.test_refused import complaint
+from tests.model.draft.test_styles import EMBEDDING, load, target_config
+
+LAYERS, BLOCK, MASK, MOST, WIDTH = 3, 8, 7, 6, 6
+Plain = Callable[[HeadFile, torch.Tensor, torch.Tensor, int], torch.Tensor]
+
+
+def layer_tensors(width: int, number: int, *, normed: bool) -> Tensors:
+    """A layer whose products of q, k and v have inputs of ``width``. ``normed``: its heads have norms."""
+    made = tensors_of("", seed=10 + number)
+    found = {name: made[name] for name in made if "_proj" in name or "layernorm" in name}
+    for name in "qkv":
+        found[f"self_attn.{name}_proj.weight"] = found[f"self_attn.{name}_proj.weight"][:, :width]
+        if normed:
+            found[f"self_attn.{name}_norm.weight"] = 1 + 0.2 * randn(DIM, seed=20 + number)
+    found.pop("self_attn.v_norm.weight", None)
+    return {f"layers.{number}.{name}": tensor for name, tensor in found.items()}
+
+
+def dflash(**changes: Any) -> HeadFile:
+    """As the authors publish them: no embedding and no output matrix of its own, layers by number."""
+    tensors = {
+        "norm.weight": 1 + 0.2 * randn(HIDDEN, seed=1),
+        "hidden_norm.weight": 1 + 0.2 * randn(HIDDEN, seed=2),
+    }
+    tensors["fc.weight"] = randn(HIDDEN, 3 * HIDDEN, seed=3) / 14
+    tensors["lm_head.weight"] = randn(VOCAB, HIDDEN, seed=4) / 8
+    for number in range(LAYERS):
+        tensors |= layer_tensors(HIDDEN, number, normed=True)
+    config = {
+        **LLAMA,
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": LAYERS,
+        "layer_types": ["full_attention"] * LAYERS,
+        "block_size": 8,
+        "num_target_layers": 4,
+        "tie_word_embeddings": True,
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 1, 3]},
+    }  # without rope_theta
+    return HeadFile(config | changes, tensors, angles=lambda length: angles_of(length, 1e6))
+
+
+def peagle(**changes: Any) -> HeadFile:
+    tensors = tensors_of("layers.0.", seed=6, mapped=False)
+    for number in range(1, LAYERS):
+        tensors |= layer_tensors(HIDDEN, number, normed=False)
+        tensors[f"layers.{number}.hidden_norm.weight"] = torch.zeros(HIDDEN)  # never used
+    tensors["mask_hidden"] = 2 * randn(1, 1, 3 * HIDDEN, seed=8)
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        **LLAMA,
+        "num_hidden_layers": LAYERS,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 4]},
+        "ptd_token_id": MASK,
+    }
+    return HeadFile(config | changes, tensors)
+
+
+# ------------------------------------------------------------------ the forward, from its description
+
+
+def layer(
+    file: HeadFile,
+    number: int,
+    x: torch.Tensor,
+    normed: torch.Tensor,
+    keys: torch.Tensor,
+    hidden: torch.Tensor,
+) -> torch.Tensor:
+    """``keys`` [K, ...]: inputs of k and v at positions 0 to K - 1; those of x are the last. ``hidden``
+    [T, K]: -inf where a query does not see a key."""
+
+    def weight(name: str) -> torch.Tensor:
+        return file.tensors[f"layers.{number}.{name}.weight"]
+
+    q, k, v = (
+        (inputs @ weight(f"self_attn.{name}_proj").t()).view(len(inputs), -1, DIM)
+        for name, inputs in (("q", normed), ("k", keys), ("v", keys))
+    )
+    if f"layers.{number}.self_attn.q_norm.weight" in file.tensors:
+        q, k = rms(q, weight("self_attn.q_norm"), file.eps), rms(k, weight("self_attn.k_norm"), file.eps)
+    turns = torch.polar(torch.tensor(1.0), file.angles(len(keys)))[:, None]
+
+    def rotated(heads: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        pairs = torch.complex(heads[..., : DIM // 2], heads[..., DIM // 2 :]) * turns
+        return torch.cat((pairs.real, pairs.imag), dim=-1)
+
+    q, k = rotated(q, turns[len(keys) - len(x) :]), rotated(k, turns)
+    k, v = (each.repeat_interleave(HEADS // KV_HEADS, dim=1) for each in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(DIM) + hidden
+    attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(len(x), -1)
+    x = x + attended @ weight("self_attn.o_proj").t()
+    t = rms(x, weight("post_attention_layernorm"), file.eps)
+    gate, up = (t @ weight(f"mlp.{name}_proj").t() for name in ("gate", "up"))
+    assert gate.shape[1] == INTER
+    return x + (gate * gate.sigmoid() * up) @ weight("mlp.down_proj").t()
+
+
+def logits_of(file: HeadFile, x: torch.Tensor) -> torch.Tensor:
+    return rms(x, file.tensors["norm.weight"], file.eps) @ file.tensors["lm_head.weight"].t()
+
+
+def plain_dflash(file: HeadFile, aux: torch.Tensor, following: torch.Tensor, count: int) -> torch.Tensor:
+    """Logits [count, V] of a draft after ``following``, the tokens after each of the states."""
+    context = rms(aux @ file.tensors["fc.weight"].t(), file.tensors["hidden_norm.weight"], file.eps)
+    x = EMBEDDING[[int(following[-1]), *[MASK] * count]]
+    for number in range(LAYERS):
+        normed = rms(x, file.tensors[f"layers.{number}.input_layernorm.weight"], file.eps)
+        x = layer(file, number, x, normed, torch.cat((context, normed)), torch.zeros(()))
+    return logits_of(file, x[1:])
+
+
+def plain_peagle(file: HeadFile, aux: torch.Tensor, following: torch.Tensor, count: int) -> torch.Tensor:
+    tensors = file.tensors
+    states = torch.cat((aux, tensors["mask_hidden"][0].expand(count - 1, -1))) @ tensors["fc.weight"].t()
+    tokens = torch.cat((following, following.new_full((count - 1,), MASK)))
+    embedded = rms(
+        tensors["embed_tokens.weight"][tokens], tensors["layers.0.input_layernorm.weight"], file.eps
+    )
+    normed = torch.cat((embedded, rms(states, tensors["layers.0.hidden_norm.weight"], file.eps)), dim=1)
+    x, future = states, torch.full((len(states), len(states)), -math.inf).triu(1)
+    for number in range(LAYERS):
+        if number:
+            normed = rms(x, tensors[f"layers.{number}.input_layernorm.weight"], file.eps)
+        x = layer(file, number, x, normed, normed, future)
+    return logits_of(file, x[-count:])
+
+
+KINDS: dict[str, tuple[Callable[..., HeadFile], Plain]] = {
+    "dflash": (dflash, plain_dflash),
+    "peagle": (peagle, plain_peagle),
+}
+
+# ------------------------------------------------------------------ the runner
+
+TABLES = torch.stack((torch.arange(1, 1 + WIDTH), torch.arange(20, 20 - WIDTH, -1))).int()
+STALE = 3  # rejected tokens after a row's last kept one
+
+
+def meta_of(spans: list[tuple[int, int]]) -> AttentionMeta:
+    """Positions ``first`` to ``end`` - 1 of each row."""
+    positions = [torch.arange(first, end) for first, end in spans]
+    slots = torch.cat(
+        [TABLES[row][at // BLOCK] * BLOCK + at % BLOCK for row, at in enumerate(positions)]
+    ).long()
+    counts = torch.tensor([0] + [len(at) for at in positions])
+    return AttentionMeta(
+        positions=torch.cat(positions),
+        query_start=counts.cumsum(0).int(),
+        context_lens=torch.tensor([end for _, end in spans], dtype=torch.int32),
+        block_tables=(TABLES, TABLES),
+        slots=(slots, slots),
+        max_query_len=int(counts.max()),
+        max_context_len=64,
+    )
+
+
+def state_of(lengths: list[int]) -> DraftRowState:
+    """Rows 1 and 2 of three, after ``lengths`` tokens and a sample; row 0 is not used."""
+    return DraftRowState(
+        last_token=torch.zeros(3, dtype=torch.int64),
+        last_position=torch.tensor([0, *lengths]),
+        drafts=torch.zeros(MOST, 3, dtype=torch.int64),
+        key_bases=torch.tensor([0, 5, 6]),
+        may_stop_at=torch.zeros(3, dtype=torch.int64),
+        stops=torch.full((3, 4), -1, dtype=torch.int32),
+        floats=torch.zeros(3, 4),
+        block_tables=torch.cat((torch.zeros_like(TABLES[:1]), TABLES)).expand(2, -1, -1).contiguous(),
+        block_size=BLOCK,
+        window=1,
+        dummy_block=0,
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, MOST])
+@pytest.mark.parametrize("split", [1, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_of_rows_at_different_positions(kind: str, split: int, count: int, tmp_path: Path) -> None:
+    """Both rows are read in two steps, the second with rejected tokens at the end."""
+    make, plain = KINDS[kind]
+    file, lengths = make(), [9, 22]
+    head = load(file.write(tmp_path))
+    states = [2 * randn(length + STALE, 3 * HIDDEN, seed=length) for length in lengths]
+    tokens = [
+        torch.randint(0, VOCAB, (len(each),), generator=torch.Generator().manual_seed(3)) for each in states
+    ]
+    drawn: list[torch.Tensor] = []
+
+    def draw(logits: torch.Tensor, draws: SamplingInputs, drafts: torch.Tensor, out: torch.Tensor) -> None:
+        drawn.append(logits)
+        drafts[draws.rows.long()] = out[:] = logits.argmax(1)
+
+    state = state_of(lengths)
+    runner = HeadRunner(
+        head,
+        REFERENCE_OPS,
+        torch.zeros(head.kv_shape(24, BLOCK)),
+        state,
+        draw,
+        max_len=64,
+        dtype=torch.float32,
+    )
+    rows = torch.tensor([1, 2], dtype=torch.int32)
+    for step, spans in enumerate(
+        ([(0, n - split) for n in lengths], [(n - split, n + STALE) for n in lengths])
+    ):
+        ends = torch.tensor([last - first for first, last in spans]).cumsum(0)
+        read = ReadTokens(
+            torch.cat([states[row][first:last] for row, (first, last) in enumerate(spans)]),
+            torch.cat([tokens[row][first:last] for row, (first, last) in enumerate(spans)]),
+            meta_of(spans),
+            ends - 1 - (STALE if step else 0),
+            rows,
+        )
+        runner.run(read, count if step else 0)
+    found = torch.cat(drawn).view(count, 2, VOCAB)
+    for row, length in enumerate(lengths):
+        expected = plain(file, states[row][:length], tokens[row][:length], count)
+        torch.testing.assert_close(found[:, row], expected, rtol=1e-4, atol=1e-4)
+        assert state.drafts[:count, row + 1].tolist() == expected.argmax(1).tolist()
+    assert not state.drafts[:, 0].any()
+
+
+# ------------------------------------------------------------------ files
+
+SMALL: dict[Kind, dict[str, Any]] = {
+    "peagle": {"norm_before_fc": True},
+    "dflash": {"aux_boundaries": (1, 2, 4), "most_drafts": 10},
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_written_head_is_the_same_head(kind: Kind, style: Style, tmp_path: Path) -> None:
+    config = small_head(target_config(), kind, **SMALL[kind])
+    found = load(write_random_head(tmp_path, config, style=style, seed=3))
+    assert replace(found.config, aux_source="") == config
+    ours, theirs = (each.weights for each in (found, random_head(config, REFERENCE_OPS, seed=3)))
+    assert torch.equal(ours.embedding, theirs.embedding)
+    for mine, other in zip(ours.layers, theirs.layers, strict=True):
+        assert torch.equal(mine.qkv.weight, other.qkv.weight)
+        assert torch.equal(mine.down.weight, other.down.weight)
+    if ours.context is not None and theirs.context is not None:
+        assert torch.equal(ours.context.kv.weight, theirs.context.kv.weight)
+
+
+@pytest.mark.parametrize(("layers", "read"), [(24, (2, 7, 12, 17, 22)), (36, (2, 10, 18, 26, 34))])
+def test_the_published_layers(layers: int, read: tuple[int, ...]) -> None:
+    """After layers 1, 6, 11, 16, 21 of 20b and 1, 9, 17, 25, 33 of 120b."""
+    target = replace(target_config(), num_hidden_layers=layers)
+    assert published_head(target, "dflash").aux_boundaries == read
+
+
+REFUSED: dict[str, tuple[HeadFile, str]] = {
+    "a layer past the end": (
+        dflash(dflash_config={"mask_token_id": 7, "target_layer_ids": [1, 4]}),
+        "from 0 to 3",
+    ),
+    "no layers": (dflash(dflash_config={"mask_token_id": 7}), "target_layer_ids"),
+    "another target": (dflash(num_target_layers=36), "num_target_layers"),
+    "no mask": (dflash(dflash_config={"target_layer_ids": [0, 1, 3]}), "mask_token_id"),
+    "a mask outside": (peagle(ptd_token_id=VOCAB), "ptd_token_id"),
+    "vocabulary": (dflash(vocab_size=VOCAB + 1), "vocab_size"),
+    "causal": (dflash(is_causal=True), "is_causal"),
+    "a window": (
+        dflash(layer_types=["full_attention", "sliding_attention", "full_attention"]),
+        "layer_types",
+    ),
+    "an anchor": (dflash(sample_from_anchor=True), "sample_from_anchor"),
+    "more layers": (dflash(num_hidden_layers=4, layer_types=None), "layers.3"),
+    "fewer layers": (peagle(num_hidden_layers=2), "layers.2"),
+    "many layers": (peagle(num_hidden_layers=1000), "num_hidden_layers"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str, tmp_path: Path) -> None:
+    file, key = REFUSED[case]
+    assert key in complaint(file, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(peagle, "mask_hidden"), (dflash, "fc.weight"), (dflash, "layers.1.self_attn.k_norm.weight")],
+)
+def test_missing_tensors(make: Callable[..., HeadFile], name: str, tmp_path: Path) -> None:
+    file = make()
+    del file.tensors[name]
+    assert f"{name}: missing" in complaint(file, tmp_path)
+
+
+def test_a_separate_embedding_of_the_mask_is_refused(tmp_path: Path) -> None:
+    dflash().write(tmp_path)
+    (tmp_path / "mask_embedding.pt").write_bytes(b"\x80\x04.")
+    with pytest.raises(ConfigError, match=r"mask_embedding\.pt: a pickle"):
+        load(tmp_path)
