@@ -29,10 +29,12 @@ def write_random_head(
     embedding: bool = True,
 ) -> Path:
     """Writes the head that ``random_head`` creates from the same seed. ``device`` generates the numbers.
-    ``embedding``: the file contains one. DFlash's has only one style, that of its authors."""
+    ``embedding``: the file contains one, and an output matrix if the head is DFlash's, whose published heads
+    have neither. DFlash's has only one style, that of its authors."""
     tensors = random_tensors(config, seed, device)
     if not embedding:
         del tensors["embedding"]
+        tensors = {role: t for role, t in tensors.items() if (role, config.kind) != ("head", "dflash")}
     return write_head(folder, config, tensors, random_token_ids(config, seed), style=style)
 
 

@@ -20,21 +20,8 @@ from chorale.model.draft.config import Kind, published_head, small_head
 from chorale.model.draft.random_head import random_head
 from chorale.runtime.drafts.head_runner import HeadRunner, ReadTokens
 from chorale.testing.draft_writer import STYLES, Style, write_random_head
-from tests.model.draft.draft_files import (
-    DIM,
-    HEADS,
-    HIDDEN,
-    INTER,
-    KV_HEADS,
-    LLAMA,
-    VOCAB,
-    HeadFile,
-    Tensors,
-    angles_of,
-    randn,
-    rms,
-    tensors_of,
-)
+from tests.model.draft import draft_files as files
+from tests.model.draft.draft_files import DIM, HEADS, HIDDEN, KV_HEADS, LLAMA, VOCAB, HeadFile, randn, rms
 from tests.model.draft.test_refused import complaint
 from tests.model.draft.test_styles import EMBEDDING, load, target_config
 
@@ -42,9 +29,9 @@ LAYERS, BLOCK, MASK, MOST, WIDTH = 3, 8, 7, 6, 6
 Plain = Callable[[HeadFile, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
-def layer_tensors(width: int, number: int, *, normed: bool) -> Tensors:
+def layer_tensors(width: int, number: int, *, normed: bool) -> files.Tensors:
     """A layer whose products of q, k and v have inputs of ``width``. ``normed``: its heads have norms."""
-    made = tensors_of("", seed=10 + number)
+    made = files.tensors_of("", seed=10 + number)
     found = {name: made[name] for name in made if "_proj" in name or "layernorm" in name}
     for name in "qkv":
         found[f"self_attn.{name}_proj.weight"] = found[f"self_attn.{name}_proj.weight"][:, :width]
@@ -55,11 +42,8 @@ def layer_tensors(width: int, number: int, *, normed: bool) -> Tensors:
 
 
 def dflash(**changes: Any) -> HeadFile:
-    """As the authors publish them: no embedding and no output matrix of its own, layers by number."""
-    tensors = {
-        "norm.weight": 1 + 0.2 * randn(HIDDEN, seed=1),
-        "hidden_norm.weight": 1 + 0.2 * randn(HIDDEN, seed=2),
-    }
+    """As the authors publish them, and an output matrix, which is the target's by default."""
+    tensors = {name: 1 + 0.2 * randn(HIDDEN, seed=1) for name in ("norm.weight", "hidden_norm.weight")}
     tensors["fc.weight"] = randn(HIDDEN, 3 * HIDDEN, seed=3) / 14
     tensors["lm_head.weight"] = randn(VOCAB, HIDDEN, seed=4) / 8
     for number in range(LAYERS):
@@ -75,11 +59,11 @@ def dflash(**changes: Any) -> HeadFile:
         "tie_word_embeddings": True,
         "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 1, 3]},
     }  # without rope_theta
-    return HeadFile(config | changes, tensors, angles=lambda length: angles_of(length, 1e6))
+    return HeadFile(config | changes, tensors, angles=lambda length: files.angles_of(length, 1e6))
 
 
 def peagle(**changes: Any) -> HeadFile:
-    tensors = tensors_of("layers.0.", seed=6, mapped=False)
+    tensors = files.tensors_of("layers.0.", seed=6, mapped=False)
     for number in range(1, LAYERS):
         tensors |= layer_tensors(HIDDEN, number, normed=False)
         tensors[f"layers.{number}.hidden_norm.weight"] = torch.zeros(HIDDEN)  # never used
@@ -98,12 +82,7 @@ def peagle(**changes: Any) -> HeadFile:
 
 
 def layer(
-    file: HeadFile,
-    number: int,
-    x: torch.Tensor,
-    normed: torch.Tensor,
-    keys: torch.Tensor,
-    hidden: torch.Tensor,
+    file: HeadFile, number: int, x: torch.Tensor, normed: torch.Tensor, keys: torch.Tensor, hidden: Any
 ) -> torch.Tensor:
     """``keys`` [K, ...]: inputs of k and v at positions 0 to K - 1; those of x are the last. ``hidden``
     [T, K]: -inf where a query does not see a key."""
@@ -130,7 +109,6 @@ def layer(
     x = x + attended @ weight("self_attn.o_proj").t()
     t = rms(x, weight("post_attention_layernorm"), file.eps)
     gate, up = (t @ weight(f"mlp.{name}_proj").t() for name in ("gate", "up"))
-    assert gate.shape[1] == INTER
     return x + (gate * gate.sigmoid() * up) @ weight("mlp.down_proj").t()
 
 
@@ -144,7 +122,7 @@ def plain_dflash(file: HeadFile, aux: torch.Tensor, following: torch.Tensor, cou
     x = EMBEDDING[[int(following[-1]), *[MASK] * count]]
     for number in range(LAYERS):
         normed = rms(x, file.tensors[f"layers.{number}.input_layernorm.weight"], file.eps)
-        x = layer(file, number, x, normed, torch.cat((context, normed)), torch.zeros(()))
+        x = layer(file, number, x, normed, torch.cat((context, normed)), 0.0)
     return logits_of(file, x[1:])
 
 
@@ -183,31 +161,19 @@ def meta_of(spans: list[tuple[int, int]]) -> AttentionMeta:
     ).long()
     counts = torch.tensor([0] + [len(at) for at in positions])
     return AttentionMeta(
-        positions=torch.cat(positions),
-        query_start=counts.cumsum(0).int(),
-        context_lens=torch.tensor([end for _, end in spans], dtype=torch.int32),
-        block_tables=(TABLES, TABLES),
-        slots=(slots, slots),
-        max_query_len=int(counts.max()),
-        max_context_len=64,
-    )
+        torch.cat(positions), counts.cumsum(0).int(), torch.tensor([end for _, end in spans]).int(),
+        (TABLES, TABLES), (slots, slots), int(counts.max()), 64,
+    )  # fmt: skip
 
 
 def state_of(lengths: list[int]) -> DraftRowState:
     """Rows 1 and 2 of three, after ``lengths`` tokens and a sample; row 0 is not used."""
+    zeros = torch.zeros(3, dtype=torch.int64)
     return DraftRowState(
-        last_token=torch.zeros(3, dtype=torch.int64),
-        last_position=torch.tensor([0, *lengths]),
-        drafts=torch.zeros(MOST, 3, dtype=torch.int64),
-        key_bases=torch.tensor([0, 5, 6]),
-        may_stop_at=torch.zeros(3, dtype=torch.int64),
-        stops=torch.full((3, 4), -1, dtype=torch.int32),
-        floats=torch.zeros(3, 4),
-        block_tables=torch.cat((torch.zeros_like(TABLES[:1]), TABLES)).expand(2, -1, -1).contiguous(),
-        block_size=BLOCK,
-        window=1,
-        dummy_block=0,
-    )
+        zeros, torch.tensor([0, *lengths]), torch.zeros(MOST, 3, dtype=torch.int64), zeros, zeros,
+        torch.full((3, 4), -1, dtype=torch.int32), torch.zeros(3, 4),
+        torch.cat((torch.zeros_like(TABLES[:1]), TABLES)).expand(2, -1, -1).contiguous(), BLOCK, 1, 0,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [1, 2, MOST])
@@ -219,9 +185,7 @@ def test_drafts_of_rows_at_different_positions(kind: str, split: int, count: int
     file, lengths = make(), [9, 22]
     head = load(file.write(tmp_path))
     states = [2 * randn(length + STALE, 3 * HIDDEN, seed=length) for length in lengths]
-    tokens = [
-        torch.randint(0, VOCAB, (len(each),), generator=torch.Generator().manual_seed(3)) for each in states
-    ]
+    tokens = [torch.arange(length + STALE) * 31 % VOCAB for length in lengths]
     drawn: list[torch.Tensor] = []
 
     def draw(logits: torch.Tensor, draws: SamplingInputs, drafts: torch.Tensor, out: torch.Tensor) -> None:
@@ -229,19 +193,11 @@ def test_drafts_of_rows_at_different_positions(kind: str, split: int, count: int
         drafts[draws.rows.long()] = out[:] = logits.argmax(1)
 
     state = state_of(lengths)
-    runner = HeadRunner(
-        head,
-        REFERENCE_OPS,
-        torch.zeros(head.kv_shape(24, BLOCK)),
-        state,
-        draw,
-        max_len=64,
-        dtype=torch.float32,
-    )
+    kv = torch.zeros(head.kv_shape(24, BLOCK))
+    runner = HeadRunner(head, REFERENCE_OPS, kv, state, draw, max_len=64, dtype=torch.float32)
     rows = torch.tensor([1, 2], dtype=torch.int32)
-    for step, spans in enumerate(
-        ([(0, n - split) for n in lengths], [(n - split, n + STALE) for n in lengths])
-    ):
+    before, after = [(0, n - split) for n in lengths], [(n - split, n + STALE) for n in lengths]
+    for step, spans in enumerate((before, after)):
         ends = torch.tensor([last - first for first, last in spans]).cumsum(0)
         read = ReadTokens(
             torch.cat([states[row][first:last] for row, (first, last) in enumerate(spans)]),
@@ -317,14 +273,12 @@ def test_what_is_refused(case: str, tmp_path: Path) -> None:
     assert key in complaint(file, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [(peagle, "mask_hidden"), (dflash, "fc.weight"), (dflash, "layers.1.self_attn.k_norm.weight")],
-)
-def test_missing_tensors(make: Callable[..., HeadFile], name: str, tmp_path: Path) -> None:
-    file = make()
-    del file.tensors[name]
+@pytest.mark.parametrize("name", ["fc.weight", "layers.1.self_attn.k_norm.weight"])
+def test_missing_tensors(name: str, tmp_path: Path) -> None:
+    file, other = dflash(), peagle()
+    del file.tensors[name], other.tensors["mask_hidden"]
     assert f"{name}: missing" in complaint(file, tmp_path)
+    assert "mask_hidden: missing" in complaint(other, tmp_path / "other")
 
 
 def test_a_separate_embedding_of_the_mask_is_refused(tmp_path: Path) -> None:

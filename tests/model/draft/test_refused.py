@@ -28,7 +28,7 @@ def complaint(file: HeadFile, folder: Path, target: Target = TARGET) -> str:
 
 KINDS: dict[str, tuple[dict[str, Any], str]] = {
     "p-eagle by name": ({"architectures": ["PEagleDraftModel"]}, "mask_token_id: None"),
-    "p-eagle of speculators": ({"speculators_model_type": "peagle"}, "mask_token_id: None"),
+    "p-eagle of speculators": ({"speculators_model_type": "peagle"}, "transformer_layer_config"),
     "layers": ({"num_hidden_layers": 4}, "num_hidden_layers: 4: EAGLE3 heads have one layer"),
     "dflash2": ({"architectures": ["DFlash2DraftModel"]}, "this is a DFlash2 drafter: "),
     "medusa": ({"architectures": None, "medusa_num_heads": 4}, "this is a Medusa head: "),
