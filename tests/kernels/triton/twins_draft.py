@@ -118,8 +118,7 @@ def test_a_block(rows: list[tuple[int, int]], dtype: torch.dtype) -> None:
     """DFlash's keys and values of the target's states, then blocks of three tokens, each a row."""
     found = []
     for head in both(DFLASH, dtype):
-        kv = torch.zeros(head.kv_shape(32, BLOCK), device=DEVICE)
-        kv = kv.to(dtype) if not found else kv
+        kv = torch.zeros(head.kv_shape(32, BLOCK), dtype=torch.float32 if found else dtype, device=DEVICE)
         aux = 3 * randn(sum(new for _, new in rows), DFLASH.aux_width, seed=1)
         head.read(head.project(aux), meta_of(rows), kv)
         block = meta_of([(context + 3, 3) for context, _ in rows])

@@ -19,6 +19,7 @@ from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.model.draft.config import Kind, published_head, small_head
 from chorale.model.draft.random_head import random_head
 from chorale.runtime.drafts.head_runner import HeadRunner, ReadTokens
+from chorale.runtime.sizing.memory import head_kv_bytes
 from chorale.testing.draft_writer import STYLES, Style, write_random_head
 from tests.model.draft import draft_files as files
 from tests.model.draft.draft_files import DIM, HEADS, HIDDEN, KV_HEADS, LLAMA, VOCAB, HeadFile, randn, rms
@@ -26,7 +27,6 @@ from tests.model.draft.test_refused import complaint
 from tests.model.draft.test_styles import EMBEDDING, load, target_config
 
 LAYERS, BLOCK, MASK, MOST, WIDTH = 3, 8, 7, 6, 6
-Plain = Callable[[HeadFile, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
 def layer_tensors(width: int, number: int, *, normed: bool) -> files.Tensors:
@@ -35,9 +35,8 @@ def layer_tensors(width: int, number: int, *, normed: bool) -> files.Tensors:
     found = {name: made[name] for name in made if "_proj" in name or "layernorm" in name}
     for name in "qkv":
         found[f"self_attn.{name}_proj.weight"] = found[f"self_attn.{name}_proj.weight"][:, :width]
-        if normed:
-            found[f"self_attn.{name}_norm.weight"] = 1 + 0.2 * randn(DIM, seed=20 + number)
-    found.pop("self_attn.v_norm.weight", None)
+    for name in "qk" if normed else "":
+        found[f"self_attn.{name}_norm.weight"] = 1 + 0.2 * randn(DIM, seed=20 + number)
     return {f"layers.{number}.{name}": tensor for name, tensor in found.items()}
 
 
@@ -130,9 +129,8 @@ def plain_peagle(file: HeadFile, aux: torch.Tensor, following: torch.Tensor, cou
     tensors = file.tensors
     states = torch.cat((aux, tensors["mask_hidden"][0].expand(count - 1, -1))) @ tensors["fc.weight"].t()
     tokens = torch.cat((following, following.new_full((count - 1,), MASK)))
-    embedded = rms(
-        tensors["embed_tokens.weight"][tokens], tensors["layers.0.input_layernorm.weight"], file.eps
-    )
+    x = tensors["embed_tokens.weight"][tokens]
+    embedded = rms(x, tensors["layers.0.input_layernorm.weight"], file.eps)
     normed = torch.cat((embedded, rms(states, tensors["layers.0.hidden_norm.weight"], file.eps)), dim=1)
     x, future = states, torch.full((len(states), len(states)), -math.inf).triu(1)
     for number in range(LAYERS):
@@ -141,13 +139,6 @@ def plain_peagle(file: HeadFile, aux: torch.Tensor, following: torch.Tensor, cou
         x = layer(file, number, x, normed, normed, future)
     return logits_of(file, x[-count:])
 
-
-KINDS: dict[str, tuple[Callable[..., HeadFile], Plain]] = {
-    "dflash": (dflash, plain_dflash),
-    "peagle": (peagle, plain_peagle),
-}
-
-# ------------------------------------------------------------------ the runner
 
 TABLES = torch.stack((torch.arange(1, 1 + WIDTH), torch.arange(20, 20 - WIDTH, -1))).int()
 STALE = 3  # rejected tokens after a row's last kept one
@@ -178,11 +169,12 @@ def state_of(lengths: list[int]) -> DraftRowState:
 
 @pytest.mark.parametrize("count", [1, 2, MOST])
 @pytest.mark.parametrize("split", [1, 4])
-@pytest.mark.parametrize("kind", KINDS)
-def test_drafts_of_rows_at_different_positions(kind: str, split: int, count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("file", "plain"), [(dflash(), plain_dflash), (peagle(), plain_peagle)])
+def test_drafts_of_rows_at_different_positions(
+    file: HeadFile, plain: Callable[..., torch.Tensor], split: int, count: int, tmp_path: Path
+) -> None:
     """Both rows are read in two steps, the second with rejected tokens at the end."""
-    make, plain = KINDS[kind]
-    file, lengths = make(), [9, 22]
+    lengths = [9, 22]
     head = load(file.write(tmp_path))
     states = [2 * randn(length + STALE, 3 * HIDDEN, seed=length) for length in lengths]
     tokens = [torch.arange(length + STALE) * 31 % VOCAB for length in lengths]
@@ -199,13 +191,11 @@ def test_drafts_of_rows_at_different_positions(kind: str, split: int, count: int
     before, after = [(0, n - split) for n in lengths], [(n - split, n + STALE) for n in lengths]
     for step, spans in enumerate((before, after)):
         ends = torch.tensor([last - first for first, last in spans]).cumsum(0)
-        read = ReadTokens(
-            torch.cat([states[row][first:last] for row, (first, last) in enumerate(spans)]),
-            torch.cat([tokens[row][first:last] for row, (first, last) in enumerate(spans)]),
-            meta_of(spans),
-            ends - 1 - (STALE if step else 0),
-            rows,
+        inputs = (
+            torch.cat([of_row[first:last] for of_row, (first, last) in zip(each, spans, strict=True)])
+            for each in (states, tokens)
         )
+        read = ReadTokens(*inputs, meta_of(spans), ends - 1 - (STALE if step else 0), rows)
         runner.run(read, count if step else 0)
     found = torch.cat(drawn).view(count, 2, VOCAB)
     for row, length in enumerate(lengths):
@@ -215,51 +205,36 @@ def test_drafts_of_rows_at_different_positions(kind: str, split: int, count: int
     assert not state.drafts[:, 0].any()
 
 
-# ------------------------------------------------------------------ files
-
-SMALL: dict[Kind, dict[str, Any]] = {
-    "peagle": {"norm_before_fc": True},
-    "dflash": {"aux_boundaries": (1, 2, 4), "most_drafts": 10},
-}
+OWN: dict[Kind, dict[str, Any]] = {"peagle": {"norm_before_fc": True}, "dflash": {"most_drafts": 10}}
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", OWN)
 def test_a_written_head_is_the_same_head(kind: Kind, style: Style, tmp_path: Path) -> None:
-    config = small_head(target_config(), kind, **SMALL[kind])
-    found = load(write_random_head(tmp_path, config, style=style, seed=3))
+    config = small_head(target_config(), kind, aux_boundaries=(3, 2, 4), **OWN[kind])
+    found, made = load(write_random_head(tmp_path, config, style=style)), random_head(config, REFERENCE_OPS)
     assert replace(found.config, aux_source="") == config
-    ours, theirs = (each.weights for each in (found, random_head(config, REFERENCE_OPS, seed=3)))
-    assert torch.equal(ours.embedding, theirs.embedding)
-    for mine, other in zip(ours.layers, theirs.layers, strict=True):
-        assert torch.equal(mine.qkv.weight, other.qkv.weight)
-        assert torch.equal(mine.down.weight, other.down.weight)
-    if ours.context is not None and theirs.context is not None:
-        assert torch.equal(ours.context.kv.weight, theirs.context.kv.weight)
+    for ours, theirs in zip(found.weights.layers, made.weights.layers, strict=True):
+        assert torch.equal(ours.qkv.weight, theirs.qkv.weight)
+        assert torch.equal(ours.down.weight, theirs.down.weight)
 
 
 @pytest.mark.parametrize(("layers", "read"), [(24, (2, 7, 12, 17, 22)), (36, (2, 10, 18, 26, 34))])
 def test_the_published_layers(layers: int, read: tuple[int, ...]) -> None:
-    """After layers 1, 6, 11, 16, 21 of 20b and 1, 9, 17, 25, 33 of 120b."""
-    target = replace(target_config(), num_hidden_layers=layers)
-    assert published_head(target, "dflash").aux_boundaries == read
+    """After layers 1, 6, 11, 16, 21 of 20b and 1, 9, 17, 25, 33 of 120b. Each layer has keys and values."""
+    head = published_head(replace(target_config(), num_hidden_layers=layers), "dflash")
+    assert head.aux_boundaries == read
+    assert head_kv_bytes(head, 64, "bfloat16") == 8 * 64 * 2 * KV_HEADS * DIM * 2
 
 
 REFUSED: dict[str, tuple[HeadFile, str]] = {
-    "a layer past the end": (
-        dflash(dflash_config={"mask_token_id": 7, "target_layer_ids": [1, 4]}),
-        "from 0 to 3",
-    ),
-    "no layers": (dflash(dflash_config={"mask_token_id": 7}), "target_layer_ids"),
+    "past the end": (dflash(dflash_config={"mask_token_id": 7, "target_layer_ids": [4]}), "from 0 to 3"),
     "another target": (dflash(num_target_layers=36), "num_target_layers"),
     "no mask": (dflash(dflash_config={"target_layer_ids": [0, 1, 3]}), "mask_token_id"),
     "a mask outside": (peagle(ptd_token_id=VOCAB), "ptd_token_id"),
     "vocabulary": (dflash(vocab_size=VOCAB + 1), "vocab_size"),
     "causal": (dflash(is_causal=True), "is_causal"),
-    "a window": (
-        dflash(layer_types=["full_attention", "sliding_attention", "full_attention"]),
-        "layer_types",
-    ),
+    "a window": (dflash(layer_types=["sliding_attention"] * LAYERS), "layer_types"),
     "an anchor": (dflash(sample_from_anchor=True), "sample_from_anchor"),
     "more layers": (dflash(num_hidden_layers=4, layer_types=None), "layers.3"),
     "fewer layers": (peagle(num_hidden_layers=2), "layers.2"),

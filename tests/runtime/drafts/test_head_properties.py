@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import product
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from chorale.engine.core import EngineCore
 from chorale.model.config_writer import make_config
-from chorale.model.draft.config import Kind
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.head_worlds import check_head_world, head_engine
 from tests.support.runtime import SIZES
@@ -29,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-DEVICES = (("eagle3", "launched"), *product(get_args(Kind), ("static",)))  # prompts are always launched
+DEVICES = (("eagle3", "launched"), ("eagle3", "static"), ("peagle", "static"), ("dflash", "static"))
 
 
 @pytest.fixture(scope="module", params=DEVICES, ids="-".join)

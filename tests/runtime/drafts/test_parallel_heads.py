@@ -12,7 +12,6 @@ from chorale.config.speculative import SpeculativeConfig
 from chorale.errors import ConfigError
 from chorale.model.config import ModelConfig
 from chorale.model.draft.config import Kind, small_head
-from chorale.runtime.sizing.drafts import draft_memory
 from chorale.testing.draft_writer import write_random_head
 from tests.support.runtime import make_engine, mixed_requests, run, tokens_of
 
@@ -48,11 +47,3 @@ def test_settings_that_do_not_fit_the_head(checkpoint: Path, tmp_path: Path) -> 
     for words, config in wrong.items():
         with pytest.raises(ConfigError, match=words):
             make_engine(checkpoint, speculative_config=config)
-
-
-def test_the_memory_of_a_head(checkpoint: Path, tmp_path: Path) -> None:
-    """Every layer has keys and values."""
-    model, sizes = ModelConfig.load(checkpoint), {"dtype": "float32", "kv_dtype": "float32", "block_size": 16}
-    config = written(tmp_path, checkpoint, "dflash", num_layers=3)
-    found = draft_memory(config, model, num_tokens=64, num_rows=4, **sizes)
-    assert found.per_block == 3 * 16 * 2 * model.num_key_value_heads * model.head_dim * 4
