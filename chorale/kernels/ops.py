@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from chorale.kernels.adapters import AdapterBatch, LoraOps
     from chorale.kernels.draft_steps import Accepted, DraftPasses, DraftRowState, VerifyBatch, VerifyInputs
 
 
@@ -80,6 +81,7 @@ class ForwardBatch:
     token_ids: torch.Tensor  # [T] int64
     logits_index: torch.Tensor  # [L] int64: which of the T tokens need logits
     attention: AttentionMeta
+    adapters: AdapterBatch | None = None  # None: no token has an adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +367,7 @@ class Ops:
     # (KV tensors [blocks, ...] of the model and of a draft head) -> copies of their pages
     page_copies: Callable[[Sequence[torch.Tensor]], PageCopies]
     draft: DraftOps | None = None  # None: draft heads are not supported
+    lora: LoraOps | None = None  # None: adapters are not supported
 
     # (embedding [V, H] in host memory, device) -> packed, to stay in host memory. None: not supported
     pack_host_rows: Callable[[torch.Tensor, torch.device], Any] | None = None

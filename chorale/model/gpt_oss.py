@@ -22,12 +22,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from chorale.kernels.ops import AttentionShape, ForwardBatch, Ops, QkvWeights, RouterWeights
 from chorale.model.config import ModelConfig, RopeConfig
+
+if TYPE_CHECKING:
+    from chorale.kernels.adapters import AdapterBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ class GptOss:
 
         ``kv`` has ``config.num_kv_tensors`` tensors [num_blocks, 2, Nkv, block_size, D].
         """
-        return self.logits(self.hidden(batch, kv), batch.logits_index)
+        return self.logits(self.hidden(batch, kv), batch.logits_index, batch.adapters)
 
     @torch.inference_mode()
     def hidden(
@@ -114,6 +117,10 @@ class GptOss:
     ) -> torch.Tensor:
         """``hidden`` without inference mode, for training with other ops."""
         ops, eps = self.ops, self.config.rms_norm_eps
+        layer_ops: Any = ops
+        extra: tuple[Any, ...] = ()  # last arguments of the ops of one layer
+        if batch.adapters is not None:
+            layer_ops = ops.lora
         plan = ops.plan_attention(batch.attention, self.shape, kv[0].shape[3])
         rope = self.rope.index_select(0, batch.attention.positions)  # [T, D]: cos | sin
         x = ops.embed(self.weights.embedding, batch.token_ids)  # [T, H]
@@ -125,13 +132,19 @@ class GptOss:
         for number, ((layer, group, tensor), next_qkv) in enumerate(
             zip(self.layers, following, strict=True), 1
         ):
-            q = ops.qkv_rope_cache(x, normed, layer.qkv, eps, rope, plan, group, kv[tensor])  # [T, Nq, D]
+            if batch.adapters is not None:
+                extra = batch.adapters, number - 1
+            # [T, Nq, D]
+            q = layer_ops.qkv_rope_cache(x, normed, layer.qkv, eps, rope, plan, group, kv[tensor], *extra)
             attended = ops.attention(q, kv[tensor], layer.sinks, plan, group)  # [T, Nq * D]
             # [T, H], [T, H], [T, K], [T, K]
-            x, normed, expert_ids, gates = ops.project_and_route(attended, layer.output, x, layer.router, eps)
+            x, normed, expert_ids, gates = layer_ops.project_and_route(
+                attended, layer.output, x, layer.router, eps, *extra
+            )
             if self.routed is not None:
                 self.routed[: len(expert_ids), number - 1].copy_(expert_ids)
-            x, normed = ops.moe(normed, expert_ids, gates, layer.experts, x, next_qkv, eps)  # [T, H], [T, H]
+            # [T, H], [T, H]
+            x, normed = layer_ops.moe(normed, expert_ids, gates, layer.experts, x, next_qkv, eps, *extra)
             if aux is not None:
                 aux.keep(number, x)
         if aux is not None and not aux.boundaries:
@@ -140,10 +153,16 @@ class GptOss:
         return x
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return logits [L, V] float32 of the tokens at ``index`` [L] int64 of ``hidden`` [T, H]."""
-        weights = self.weights
-        return self.ops.lm_head(hidden, index, weights.final_norm, weights.head, self.config.rms_norm_eps)
+    def logits(
+        self, hidden: torch.Tensor, index: torch.Tensor, adapters: AdapterBatch | None = None
+    ) -> torch.Tensor:
+        """Return logits [L, V] float32 of the tokens at ``index`` [L] int64 of ``hidden`` [T, H].
+        ``adapters``: those of the T tokens."""
+        weights, eps = self.weights, self.config.rms_norm_eps
+        if adapters is not None and self.ops.lora is not None:
+            head = self.ops.lora.lm_head
+            return head(hidden, index, weights.final_norm, weights.head, eps, adapters)
+        return self.ops.lm_head(hidden, index, weights.final_norm, weights.head, eps)
 
 
 def yarn_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:

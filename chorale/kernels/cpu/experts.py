@@ -29,7 +29,8 @@ class CpuExperts:
             gate_up = self._mxfp4(tensors.gate_up_blocks, tensors.gate_up_scales, tensors.gate_up_bias, exact)
             down = self._mxfp4(tensors.down_blocks, tensors.down_scales, tensors.down_bias, exact)
         num_experts, self.hidden = tensors.down_bias.shape
-        limit, alpha = tensors.swiglu_limit, tensors.swiglu_alpha
+        self.gate_up_bias, self.down_bias = tensors.gate_up_bias.float(), tensors.down_bias
+        self.swiglu_limit, self.swiglu_alpha = limit, alpha = tensors.swiglu_limit, tensors.swiglu_alpha
         self._experts = Experts(gate_up, down, num_experts, limit, alpha)
         self._at = ctypes.addressof(self._experts)
         self._moe = library().functions.moe
@@ -51,6 +52,28 @@ class CpuExperts:
     def _keep(self, tensor: torch.Tensor) -> int:
         self._kept.append(tensor.contiguous())
         return self._kept[-1].data_ptr()
+
+    def up(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """[n, H] -> [n, 2 I] of one expert, before swiglu."""
+        return self._multiply(self._experts.gate_up, expert, x)
+
+    def back(self, expert: int, inner: torch.Tensor) -> torch.Tensor:
+        """[n, I] -> [n, H]"""
+        return self._multiply(self._experts.down, expert, inner)
+
+    def _multiply(self, matrix: Matrix, expert: int, x: torch.Tensor) -> torch.Tensor:
+        weights = matrix.rows * matrix.columns
+        sizes = {FLOAT32: 4 * weights, BFLOAT16: 2 * weights, MXFP4: weights // 2}
+        own = Matrix(
+            matrix.data + expert * sizes[matrix.element],
+            matrix.scales and matrix.scales + expert * weights // 32,
+            matrix.bias + expert * matrix.rows * 4,
+            matrix.rows, matrix.columns, matrix.element, matrix.exact,
+        )  # fmt: skip
+        x = x.float().contiguous()
+        out = x.new_empty(len(x), matrix.rows)
+        library().functions.linear(x.data_ptr(), len(x), None, 0.0, ctypes.addressof(own), out.data_ptr(), 0)
+        return out
 
     def __call__(
         self, normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, x: torch.Tensor

@@ -22,6 +22,7 @@ from chorale.kernels.cpu.sampler import CpuSampler
 from chorale.kernels.cpu.threads import set_threads
 from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, RouterWeights
 from chorale.kernels.reference.dense.draft import REFERENCE_DRAFT_OPS, norm_rope_cache
+from chorale.kernels.reference.lora import lora_ops
 from chorale.kernels.reference.ops import REFERENCE_OPS
 
 
@@ -85,6 +86,10 @@ def lm_head(
     return head(x.index_select(0, logits_index), norm, eps)
 
 
+def router_logits(router: CpuRouter, normed: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.linear(normed, router.weight, router.bias)
+
+
 def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) -> CpuRouter:
     return CpuRouter(weight.float().contiguous(), bias.float().contiguous())
 
@@ -102,7 +107,7 @@ def cpu_ops(precision: Precision) -> Ops:
     def pack_experts(tensors: ExpertTensors) -> CpuExperts:
         return CpuExperts(tensors, precision)
 
-    return replace(
+    ops = replace(
         REFERENCE_OPS,
         name="cpu",
         plan_attention=partial(plan_attention, precision=precision),
@@ -125,3 +130,4 @@ def cpu_ops(precision: Precision) -> Ops:
             pack_gated=pack_gated,
         ),
     )
+    return replace(ops, lora=lora_ops(ops, router_logits))

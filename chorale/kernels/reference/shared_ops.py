@@ -31,6 +31,7 @@ def shared_ops(rank: Rank) -> Ops:
         project_and_route=partial(project_and_route, rank),
         moe=partial(moe, rank),
         make_sampler=partial(make_shared_sampler, rank),
+        lora=None,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from chorale.kernels.adapters import Adapter, AdapterBatch
 from chorale.kernels.ops import AttentionMeta, ForwardBatch
 from chorale.model.gpt_oss import GptOss
 
@@ -21,6 +22,7 @@ FREED = -(10**6)  # reading a table entry with this id fails
 class Sequence:
     tokens: list[int]
     computed: int = 0
+    adapter: Adapter | None = None
     tables: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
 
 
@@ -56,9 +58,11 @@ class PagedRunner:
             sequence.computed += count
         return list(logits.split([count for _, count in work]))
 
-    def run(self, tokens: list[int], chunk: int | None = None) -> torch.Tensor:
+    def run(
+        self, tokens: list[int], chunk: int | None = None, adapter: Adapter | None = None
+    ) -> torch.Tensor:
         """Returns the logits [len(tokens), V] of one sequence, computed in chunks."""
-        sequence = Sequence(tokens)
+        sequence = Sequence(tokens, adapter=adapter)
         out = []
         while sequence.computed < len(tokens):
             out += self.step([(sequence, min(chunk or len(tokens), len(tokens) - sequence.computed))])
@@ -104,4 +108,15 @@ class PagedRunner:
             max_context_len=max(contexts),
         )
         tokens = [t for s, n in work for t in s.tokens[s.computed : s.computed + n]]
-        return ForwardBatch(torch.tensor(tokens), torch.arange(len(tokens)), meta)
+        adapters = adapters_of([(s.adapter, n) for s, n in work])
+        return ForwardBatch(torch.tensor(tokens), torch.arange(len(tokens)), meta, adapters)
+
+
+def adapters_of(rows: list[tuple[Adapter | None, int]]) -> AdapterBatch | None:
+    """Returns the adapters of a step's tokens, from each row's adapter and number of tokens."""
+    own = [adapter for adapter, count in rows for _ in range(count)]
+    found = {id(adapter): adapter for adapter in own if adapter is not None}
+    slots = {key: slot for slot, key in enumerate(found)}
+    given = torch.tensor([slots.get(id(adapter), -1) for adapter in own])
+    groups = tuple((found[key], (given == slot).nonzero().squeeze(1)) for key, slot in slots.items())
+    return AdapterBatch(given, groups) if groups else None

@@ -101,7 +101,9 @@ void linear(const float* x, int64_t tokens, const float* norm, float eps, const 
             return normed;
         });
     }
-    if (weight->element == kInt8) linear_rows<Int8Rows>(*weight, inputs, tokens, out, adds);
+    if (weight->element == kMxfp4 && weight->exact) linear_rows<Mxfp4ExactRows>(*weight, inputs, tokens, out, adds);
+    else if (weight->element == kMxfp4) linear_rows<Mxfp4Rows>(*weight, inputs, tokens, out, adds);
+    else if (weight->element == kInt8) linear_rows<Int8Rows>(*weight, inputs, tokens, out, adds);
     else if (weight->element == kBfloat16) linear_rows<DenseRows<uint16_t>>(*weight, inputs, tokens, out, adds);
     else linear_rows<DenseRows<float>>(*weight, inputs, tokens, out, adds);
 }

@@ -50,7 +50,7 @@ struct Table {
     const char* name;
     int64_t (*packed_bytes)(int64_t columns);  // size of a row of an int8 matrix
     void (*pack)(const void* source, int32_t element, int64_t rows, int64_t columns, void* out);
-    // out [T, N] = norm(x) W^T + bias, or out += that. norm may be null.
+    // out [T, N] = norm(x) W^T + bias, or out += that. norm may be null. Any element.
     void (*linear)(const float* x, int64_t tokens, const float* norm, float eps, const Matrix* weight, float* out,
                    int32_t adds);
     void (*rotate_and_cache)(const float* qkv, int64_t tokens, const float* rope, const Step* step, void* kv,
