@@ -72,6 +72,10 @@ class CheckpointError(ConfigError):
     """A weight file is missing, truncated, or holds the wrong tensors; names file and tensor."""
 
 
+class AdapterError(CheckpointError, status=400, type="invalid_request_error", code="invalid_adapter"):
+    """A LoRA adapter cannot be used with this model. Loading one at run time answers with it."""
+
+
 # fmt: off
 class RequestError(ChoraleError, status=400, type="invalid_request_error", code="invalid_value"): ...
 class ContextLengthError(RequestError, code="context_length_exceeded"): ...

@@ -18,12 +18,16 @@ MAX_NUMBER = 1e30  # a JSON integer may be too large for a float, and sums of nu
 class Fields:
     """One JSON object and its name (``config.json`` or ``config.json: rope_scaling``)."""
 
-    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+    def __init__(
+        self, raw: Mapping[str, Any], where: str, kind: type[ConfigError] = ModelConfigError
+    ) -> None:
+        """``kind``: the errors that are raised."""
         self.raw = raw
         self.where = where
+        self._kind = kind
 
-    def error(self, key: str, problem: str) -> ModelConfigError:
-        return ModelConfigError(f"{self.where}: {key}: {problem}", param=key)
+    def error(self, key: str, problem: str) -> ConfigError:
+        return self._kind(f"{self.where}: {key}: {problem}", param=key)
 
     def count(self, key: str, *aliases: str, default: int | None = None) -> int:
         """Return an integer, at least 1. Aliases are looked up when ``key`` is absent."""
@@ -61,7 +65,7 @@ class Fields:
         value = self.raw.get(key)
         if not isinstance(value, Mapping):
             raise self.error(key, "is missing" if value is None else "must be an object")
-        return Fields(value, f"{self.where}: {key}")
+        return Fields(value, f"{self.where}: {key}", self._kind)
 
     def _find(self, key: str, aliases: tuple[str, ...], default: Any) -> tuple[str, Any]:
         for name in (key, *aliases):

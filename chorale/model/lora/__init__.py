@@ -1,0 +1,1 @@
+"""LoRA adapters: their configuration, their files, and merging them into a checkpoint."""
