@@ -52,6 +52,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_speculative_tokens: int = 0  # maximum of draft tokens per row and step
     synthetic_acceptance: bool = False  # drafts are accepted by a profile: the output has no meaning
     enable_sleep_mode: bool = False
+    max_loras: int = 0  # adapters that may run at once; 0: adapters are off
     has_profiler: bool = False
     weight_transfer: str = ""  # the back end of weight transfer; "": it is off
     logprobs_mode: str = "raw_logprobs"  # what log-probabilities are: those of the model, or after filters

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from chorale.config.adapters import LoraModule
 from chorale.config.kv_events import KvEventsConfig
 from chorale.config.profiler import ProfilerConfig
 from chorale.config.speculative import SpeculativeConfig, check_ranks_of_head
@@ -96,6 +97,11 @@ class EngineConfig:
     mixed_cuda_graphs: bool = True  # captures small mixed steps if decode steps are captured
     speculative_config: SpeculativeConfig | None = None  # None: one token per row and step
     kv_events_config: KvEventsConfig | None = None  # publishes changes of the prefix index
+    enable_lora: bool = False  # requests may choose a LoRA adapter
+    lora_modules: tuple[LoraModule, ...] = ()  # adapters to load at start
+    max_loras: int = 1  # adapters on the device, which may run at once
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None  # adapters that stay in host memory; None: max_loras
     enable_sleep_mode: bool = False  # the engine can release its memory and restore it
     profiler_config: ProfilerConfig | None = None  # traces on request; None: no profiler
     weight_transfer_config: WeightTransferConfig | None = None  # new weights on request; None: never
@@ -143,6 +149,10 @@ class ServerConfig:
     uds: str | None = None
     root_path: str = ""
     served_model_names: tuple[str, ...] = ()  # empty: the model argument itself
+    enable_lora: bool = False
+    lora_modules: tuple[LoraModule, ...] = ()  # as in the engine's
+    lora_updates: bool = False  # adapters may be loaded and unloaded while serving
+    lora_dirs: tuple[str, ...] = ()  # folders from which adapters may be loaded then
     api_server_count: int = 1
     data_parallel_size: int = 1  # engines behind this server (replicas), each with its own devices
     data_parallel_backend: Literal["mp", "ray"] = "mp"  # ray: replicas on the machines of a Ray cluster
@@ -256,6 +266,12 @@ def check_ranks(config: EngineConfig) -> None:
 def check_sizes(config: EngineConfig) -> None:
     """Raises ``ConfigError`` for values that are invalid for any model and machine. The bounds of numbers are
     those of the flags."""
+    if config.lora_modules and not config.enable_lora:
+        raise ConfigError("--lora-modules needs --enable-lora")
+    if config.enable_lora and config.tensor_parallel_size > 1:
+        raise ConfigError("--enable-lora: adapters run on one rank only; use --data-parallel-size")
+    if config.enable_lora and (config.max_cpu_loras or config.max_loras) < config.max_loras:
+        raise ConfigError("--max-cpu-loras must be at least --max-loras")
     if config.enable_sleep_mode and config.kv_offloading_size:
         raise ConfigError(
             "--enable-sleep-mode and --kv-offloading-size: choose one; a sleep drops the KV pages"

@@ -85,9 +85,9 @@ class Admission:
         return sequence
 
     def _root(self, request: GenerateRequest) -> bytes | None:
-        """Returns the root of the request's block hashes, by salt or by request; None: no sharing."""
+        """Returns the root of the request's block hashes, by salt and adapter or by request; None: none."""
         if self._limits.enable_prefix_caching:
-            return salted_root(self.prefix_secret, request.cache_salt)
+            return salted_root(self.prefix_secret, request.cache_salt, request.adapter.id)
         if request.sampling.n > 1:
             return root_hash(self.prefix_secret, f"request:{next(self._arrivals)}")
         return None

@@ -6,6 +6,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from chorale.engine.types import BASE, AdapterRef
+
 PauseMode = Literal["keep", "wait", "abort"]
 Action = Literal[
     "state",
@@ -24,6 +26,8 @@ Action = Literal[
     "finish_weight_update",
     "abandon_weight_update",
     "update_weight_version",
+    "load_adapter",
+    "unload_adapter",
 ]
 # The actions of one update, in their order.
 UPDATES = ("start_weight_update", "update_weights", "prepare_weight_update", "finish_weight_update")
@@ -57,6 +61,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     info: dict[str, Any] = {}
     first_rank: int = 0
     version: str = ""
+    adapter: AdapterRef = BASE  # for load_adapter, which reads and checks it, and unload_adapter
 
 
 class Outcome(msgspec.Struct, frozen=True):

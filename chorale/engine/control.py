@@ -75,6 +75,8 @@ class Control:
             self._unfinished.append((command, future))
             self.settle()
             return future
+        if command.action == "load_adapter":
+            return self._load_adapter(command)
         success = True
         if command.action == "resume":
             self._resume()
@@ -84,6 +86,8 @@ class Control:
             success = self._reset_cache(preempt=command.preempt)
         elif command.action == "update_weight_version":
             self._engine.set_weight_version(command.version)
+        elif command.action == "unload_adapter":
+            self._engine.adapters.forget(command.adapter)
         elif command.action not in ("state", *TRANSFERS):
             self._device.execute(command)
         future.set_result(self._outcome(success=success))
@@ -96,9 +100,26 @@ class Control:
             self._check_update(starts=command.action == "start_weight_update")
         if self._is_updating and command.action == "sleep":
             raise ConflictError("a weight update is in progress; finish it, or give it up with resume")
-        reason = self._device.why_not(command)
+        if command.action in ("load_adapter", "unload_adapter"):
+            reason = self._engine.adapters.refusal(command.adapter)
+        else:
+            reason = self._device.why_not(command)
         if reason is not None:
             raise ConflictError(reason)
+
+    def _load_adapter(self, command: Command) -> Future[Outcome]:
+        """The future is done once the adapter is read; its exception is an ``AdapterError``."""
+        future: Future[Outcome] = Future()
+
+        def finish(loaded: Future[None]) -> None:
+            error = loaded.exception()
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(self._outcome())
+
+        self._engine.adapters.load(command.adapter).add_done_callback(finish)
+        return future
 
     def _outcome(self, *, success: bool = True) -> Outcome:
         version = self._engine.weight_version

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from chorale.config.sampling_fields import MAX_CHOICES
+from chorale.engine.adapters import AdapterQueue, AdapterService
 from chorale.engine.admission import Admission
 from chorale.engine.commands import Command, DeviceControl, NoDeviceControl, Outcome
 from chorale.engine.control import Control
@@ -55,11 +56,12 @@ class EngineCore:
         prefix_secret: bytes = b"",
         drafter: PlanningDrafter | None = None,
         device: DeviceControl | None = None,
+        adapters: AdapterService | None = None,
     ) -> None:
         """``clock`` returns seconds since the epoch. With ``grammars`` None, requests with a grammar are
         refused. ``prefix_secret``: the key of the prefix hashes; "" draws one. ``drafter``: guesses tokens
         that steps verify; None: each step samples one token per row. ``device``: releases memory and
-        profiles, if that is possible.
+        profiles, if that is possible. With ``adapters`` None, requests with an adapter are refused.
 
         Raises ``ConfigError`` for limits that cannot work.
         """
@@ -67,7 +69,8 @@ class EngineCore:
         self.limits = limits
         self._executor = executor
         self._clock = clock
-        self._engine = EngineState(limits, drafter)
+        self._adapters = AdapterQueue(adapters, limits.max_loras)
+        self._engine = EngineState(limits, drafter, self._adapters)
         self._admission = Admission(limits, self._engine.cache.capacity, prefix_secret)
         self._scheduler = Scheduler(self._engine, limits, drafter)
         self._pending_grammars = PendingGrammarQueue(grammars)
@@ -89,11 +92,11 @@ class EngineCore:
         """Queue a request. A request that cannot be served ends with an ``error`` chunk for each choice. A
         paused engine holds it back until ``control`` resumes it."""
         control, request_id = self._control, request.request_id
-        known = (self._engine.requests, self._pending_grammars, control.held)
+        known = (self._engine.requests, self._pending_grammars, self._adapters, control.held)
         if any(request_id in some for some in known):
             refusal: str | None = f"request id {request_id!r} is already in use"
         else:
-            refusal = self._admission.refusal(request)
+            refusal = self._admission.refusal(request) or self._adapters.refusal(request.adapter)
         if refusal is None and control.is_paused:
             control.held[request_id] = request
             return
@@ -109,7 +112,17 @@ class EngineCore:
         return self._pending_grammars.check(grammar)
 
     def _enter(self, request: GenerateRequest) -> None:
-        self._engine.add_request(self._admission.accept(request, self._clock()))
+        now = self._clock()
+        if self._adapters.admit(request, now):
+            self._engine.add_request(self._admission.accept(request, now))
+
+    def _admit_placed(self) -> None:
+        """Admit the requests whose adapters have a slot now."""
+        for request, refusal in self._adapters.take_ready(self._clock(), wait=self._engine.is_idle):
+            if refusal is None:
+                self._engine.add_request(self._admission.accept(request, self._clock()))
+            else:
+                self._end_early(request, "error", refusal)
 
     def _end_early(self, request: GenerateRequest, finish: FinishReason, error: str | None = None) -> None:
         """End a request that has no sequences yet, with one chunk for each choice."""
@@ -134,8 +147,9 @@ class EngineCore:
             held = self._control.held
             if request_id in held and (index is None or held[request_id].sampling.n == 1):
                 self._end_early(held.pop(request_id), "abort")
-            if index is None and (pending := self._pending_grammars.remove(request_id)) is not None:
-                self._end_early(pending, "abort")
+            for queue in (self._pending_grammars, self._adapters):
+                if index is None and (pending := queue.remove(request_id)) is not None:
+                    self._end_early(pending, "abort")
             return
         if index is None:
             self._engine.end_request(state, "abort", self._clock(), None)
@@ -145,7 +159,7 @@ class EngineCore:
     def _abort_all(self) -> None:
         for state in list(self._engine.requests.values()):
             self._engine.end_request(state, "abort", self._clock(), None)
-        for request in self._pending_grammars.remove_all():
+        for request in (*self._pending_grammars.remove_all(), *self._adapters.remove_all()):
             self._end_early(request, "abort")
 
     # ------------------------------------------------------------------ administration
@@ -186,6 +200,8 @@ class EngineCore:
         is_frozen = self._control.is_frozen
         if self._pending_grammars and not is_frozen:
             self._admit_compiled()
+        if self._adapters and not is_frozen:
+            self._admit_placed()
         try:
             plan = None if is_frozen else scheduler.schedule(self._clock())
             if plan is not None:
@@ -203,7 +219,8 @@ class EngineCore:
         except Exception as error:
             self._handles.clear()
             self._engine.fail(f"the engine failed: {error}", self._clock())
-            for request in (*self._pending_grammars.remove_all(), *self._control.held.values()):
+            pending = *self._pending_grammars.remove_all(), *self._adapters.remove_all()
+            for request in (*pending, *self._control.held.values()):
                 self._end_early(request, "error", f"the engine failed: {error}")
             self._control.fail()
             if isinstance(error, EngineError):
@@ -226,7 +243,7 @@ class EngineCore:
         """Returns whether ``step`` has anything to compute or return."""
         if self._control.is_frozen:
             return not self._engine.is_still
-        return bool(self._pending_grammars) or not self._engine.is_idle
+        return bool(self._pending_grammars or self._adapters) or not self._engine.is_idle
 
     def use_idle_time(self) -> bool:
         """Let the executor prepare one thing while there is no work. Returns False if nothing is left."""
@@ -259,6 +276,8 @@ class EngineCore:
             prompt_tokens_left=engine.prompt_tokens_left,
             sleep_state=0 if self._control.sleep_level is None else 1 + self._control.sleep_level,
             step_tokens=self._step_tokens.values,
+            running_adapters=self._adapters.running,
+            waiting_adapters=self._adapters.waiting,
             **self._host_stats(),
             **engine.cache.block_stats(),
         )
@@ -266,7 +285,7 @@ class EngineCore:
     @property
     def _num_deferred(self) -> int:
         engine = self._engine
-        pending = len(self._pending_grammars) + len(self._control.held)
+        pending = len(self._pending_grammars) + len(self._adapters) + len(self._control.held)
         return engine.num_waiting_for_prefix + pending + len(engine.loading)
 
     def _host_stats(self) -> dict[str, Any]:
@@ -304,6 +323,7 @@ class EngineCore:
 
     def shutdown(self) -> None:
         self._pending_grammars.close()
+        self._adapters.close()
         self._executor.shutdown()
 
 

@@ -29,6 +29,7 @@ import numpy as np
 
 from chorale.engine import emit
 from chorale.engine.accounts import Accounts
+from chorale.engine.adapters import AdapterQueue
 from chorale.engine.commands import FIRST_VERSION
 from chorale.engine.drafter import Drafter
 from chorale.engine.kv_cache.cache import HybridCache
@@ -45,8 +46,11 @@ class EngineState:
     """Requests, queue, rows, cache and steps in flight. Other modules read the attributes and call the
     methods; only the methods change the state."""
 
-    def __init__(self, limits: EngineLimits, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self, limits: EngineLimits, drafter: Drafter | None = None, adapters: AdapterQueue | None = None
+    ) -> None:
         self.limits = limits
+        self.adapters = AdapterQueue(None, 0) if adapters is None else adapters
         self.drafter = drafter
         self.cache = HybridCache(
             limits.num_blocks,
@@ -149,6 +153,7 @@ class EngineState:
             sampling=sequence.sampling,
             seed=sequence.seed,
             eos_token_ids=tuple(sorted(sequence.stop_ids)),
+            adapter_slot=self.adapters.slot_of(sequence.request.request.adapter),
         )
 
     def set_weight_version(self, version: str = FIRST_VERSION) -> None:
@@ -191,6 +196,7 @@ class EngineState:
         state.num_unfinished -= 1
         if state.num_unfinished == 0:
             del self.requests[sequence.request_id]
+            self.adapters.release(state.request.adapter)
             self.accounts.close(sequence.account)
 
     def abort_choice(self, sequence: Sequence, now: float) -> None:

@@ -15,7 +15,7 @@ from chorale.engine.accounts import Account
 from chorale.engine.kv_cache.cache import BlockTables
 from chorale.engine.kv_cache.hashing import extend_chain
 from chorale.engine.kv_cache.host_loads import Load
-from chorale.engine.types import GenerateRequest, IntArray, SamplingSpec, TokenLogprobs
+from chorale.engine.types import AdapterRef, GenerateRequest, IntArray, SamplingSpec, TokenLogprobs
 
 NO_TOKENS: IntArray = np.zeros(0, np.int32)
 
@@ -100,6 +100,10 @@ class Sequence:
     @property
     def cache_salt(self) -> str:
         return self.request.request.cache_salt
+
+    @property
+    def adapter(self) -> AdapterRef:
+        return self.request.request.adapter
 
     @property
     def is_leader(self) -> bool:

@@ -94,6 +94,17 @@ class Owner(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 NOBODY = Owner()
 
 
+class AdapterRef(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """A LoRA adapter. ``id`` is unique for its weights, also when one of its name is loaded again."""
+
+    id: int = 0  # 0: the base model
+    name: str = ""
+    path: str = ""  # its folder, from which the engine reads it whenever necessary
+
+
+BASE = AdapterRef()
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One prompt, ``sampling.n`` choices. ``request_id`` is unique among the requests in flight."""
 
@@ -104,7 +115,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     is_batch: bool = False  # a line of a batch: yields to all other requests, under every policy
     owner: Owner = NOBODY
     arrival_time: float = 0.0  # time.time() at the client
-    cache_salt: str = ""  # prefix blocks are shared only between requests of equal salt
+    cache_salt: str = ""  # prefix blocks are shared only between requests of equal salt and adapter
+    adapter: AdapterRef = BASE
     # The sender's estimate of cached prompt tokens, for ``EngineStats.prompt_tokens_left`` only.
     num_expected_cached: int = 0
 
@@ -202,6 +214,9 @@ class EngineStats(msgspec.Struct, array_like=True):
     kv_event_batches: int = 0  # batches of KV events, dropped ones included
     kv_event_batches_dropped: int = 0
     sleep_state: int = 0  # 1 + the level of a sleeping engine; 0: awake
+    # Names of the adapters of requests in the engine, and of those that wait for a slot.
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
 
 
 class StepOutputs(msgspec.Struct, array_like=True):
@@ -276,6 +291,7 @@ class EngineLimits:
     min_host_hit: int = 1  # tokens by which a hit with host memory must exceed the device's
     page_bytes: int = 0  # sum over all ranks, for statistics only
     routed_experts: tuple[int, int] | None = None  # layers and experts per token of ``StepResult.experts``
+    max_loras: int = 0  # adapters that may run at once; 0: none
     # (minimum decoding rows of a step, maximum draft tokens of each row), ascending; (): no bound
     draft_tokens: tuple[tuple[int, int], ...] = ()
 
@@ -299,6 +315,7 @@ class RowStart:
     sampling: SamplingSpec
     seed: int  # resolved for this choice
     eos_token_ids: tuple[int, ...]  # ids masked while fewer than min_tokens were sampled
+    adapter_slot: int = -1  # -1: the base model
 
 
 @dataclass(frozen=True, slots=True)

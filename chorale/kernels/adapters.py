@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +78,7 @@ def tensors_of(part: object) -> Iterator[torch.Tensor]:
         for item in part:
             yield from tensors_of(item)
     elif hasattr(part, "nbytes"):
-        yield part
+        yield cast("torch.Tensor", part)
 
 
 def _mapped(part: _Part, change: Callable[[torch.Tensor], torch.Tensor]) -> _Part:

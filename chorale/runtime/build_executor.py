@@ -10,6 +10,7 @@ import torch
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.parallel.rank import Rank
+from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.device import DTYPES, Device
 from chorale.runtime.drafts.drafting import DraftSetup, make_drafting
 from chorale.runtime.executor import LocalExecutor
@@ -70,9 +71,10 @@ def make_worker(
     grammar: GrammarRows,
     rank: Rank | None = None,
     drafts: DraftSetup | None = None,
+    adapters: AdapterStore | None = None,
 ) -> Worker:
     """Make the worker. ``rank``: the owner of the model's part, if there are several ranks. ``drafts``:
-    required if plans have drafts."""
+    required if plans have drafts; ``adapters``: if rows have adapters."""
     limits = resolved.limits
     buffers = Buffers(
         device,
@@ -117,7 +119,7 @@ def make_worker(
     transfers = make_transfers(model, [*kv, *own], resolved, device)
     return Worker(
         device, model, kv, buffers, sampler, grammar, decode_graphs, mixed_graphs, drafting, transfers,
-        LEAN_PROMPT_ROWS if resolved.is_lean else PROMPT_ROWS,
+        LEAN_PROMPT_ROWS if resolved.is_lean else PROMPT_ROWS, adapters,
     )  # fmt: skip
 
 

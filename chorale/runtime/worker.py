@@ -17,8 +17,10 @@ import numpy.typing as npt
 import torch
 
 from chorale.engine.types import StepPlan, StepResult
+from chorale.kernels.adapters import AdapterBatch
 from chorale.kernels.ops import ForwardBatch
 from chorale.model.gpt_oss import AuxStates, GptOss
+from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.drafting import Drafting
 from chorale.runtime.offload.transfers import PageTransfers
@@ -56,16 +58,19 @@ class Worker:
         drafting: Drafting | None = None,
         transfers: PageTransfers | None = None,
         prompt_rows: int = PROMPT_ROWS,
+        adapters: AdapterStore | None = None,
     ) -> None:
         """``decode_graphs`` and ``mixed_graphs`` run the steps that they support; None: every step is
         launched. ``drafting``: required if plans have drafts; ``transfers``: if they have transfers.
-        ``prompt_rows``: positions of a prompt whose log-probabilities are computed at once."""
+        ``prompt_rows``: positions of a prompt whose log-probabilities are computed at once. ``adapters``:
+        required if rows have adapters."""
         self._device, self._model, self._kv = device, model, kv
         self._buffers, self._sampler, self._grammar = buffers, sampler, grammar
         self._decode_graphs, self._mixed_graphs = decode_graphs, mixed_graphs
         self._drafting = drafting
         self._transfers = transfers
         self._prompt_rows = prompt_rows
+        self._adapters = adapters
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Callable[[], StepResult]:
@@ -83,6 +88,11 @@ class Worker:
         drafting = self._drafting
         if drafting is not None:
             drafting.start(plan)
+        if self._adapters is not None:
+            self._adapters.start_rows(plan)
+            adapters = self._adapters.batch(plan)
+            if adapters is not None:  # nothing is captured for steps with adapters
+                return self._with_experts(plan, self._run_launched(plan, adapters))
         if self._decode_graphs is not None and self._decode_graphs.takes(plan):
             return self._with_experts(plan, self._run_decode_graph(self._decode_graphs, plan))
         if drafting is not None and drafting.graphs is not None and drafting.graphs.takes(plan):
@@ -110,17 +120,17 @@ class Worker:
 
         return finish
 
-    def _run_launched(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def _run_launched(self, plan: StepPlan, adapters: AdapterBatch | None = None) -> Callable[[], StepResult]:
         """Run a step kernel by kernel, except its forward pass if that is captured."""
-        batch, hidden, aux = self._hidden(plan)
+        batch, hidden, aux = self._hidden(plan, adapters)
         step = self._buffers.sampling_step(plan)
         if self._drafting is not None:
             step = self._drafting.settled(plan, step, batch)
-        prompt = self._score_prompts(hidden, step)
+        prompt = self._score_prompts(hidden, step, adapters)
         layout = step.layout
         masks = self._grammar.masks(step.sampling.rows, layout.drafts)
         tokens, wanted = self._choose(
-            lambda some: self._model.logits(hidden, step.logits_index[some]),
+            lambda some: self._model.logits(hidden, step.logits_index[some], adapters),
             step.sampling,
             layout.entries,
             masks,
@@ -133,15 +143,17 @@ class Worker:
         self._grammar.sampled(step.sampling.rows, fetch, layout.drafts)
         return lambda: make_result(plan, layout, wanted, prompt, fetch(), has_drafts=drafts is not None)
 
-    def _hidden(self, plan: StepPlan) -> tuple[ForwardBatch | None, torch.Tensor, AuxStates | None]:
+    def _hidden(
+        self, plan: StepPlan, adapters: AdapterBatch | None
+    ) -> tuple[ForwardBatch | None, torch.Tensor, AuxStates | None]:
         """Return hidden states [T, H]; if there is a draft head, also the batch and the states that it
         reads."""
         mixed, head = self._mixed_graphs, None
-        padded = None if mixed is None else mixed.padded(plan)
+        padded = None if mixed is None or adapters is not None else mixed.padded(plan)
         if self._drafting is not None and plan.num_made >= 0:
             head = self._drafting.head
         if mixed is None or padded is None:
-            batch = self._buffers.fill(plan)
+            batch = replace(self._buffers.fill(plan), adapters=adapters)
             aux = None if head is None else head.aux_states(plan.num_tokens)
             return batch, self._model.hidden(batch, self._kv, aux), aux
         hidden = mixed.hidden(padded)
@@ -195,7 +207,9 @@ class Worker:
         self._grammar.sampled(plan.rows, fetch)
         return lambda: make_result(plan, layout, wanted, [], fetch())
 
-    def _score_prompts(self, hidden: torch.Tensor, step: StepBatch) -> list[PendingLogprobs]:
+    def _score_prompts(
+        self, hidden: torch.Tensor, step: StepBatch, adapters: AdapterBatch | None
+    ) -> list[PendingLogprobs]:
         """Enqueue the prompts' log-probabilities.
 
         A few positions at a time go through the output head: all at once would take gigabytes.
@@ -204,7 +218,7 @@ class Worker:
         for request in step.prompt:
             indices = torch.arange(request.first, request.first + len(request.targets), device=hidden.device)
             for index, targets in zip(indices.split(rows), request.targets.split(rows), strict=True):
-                logits = self._model.logits(hidden, index)
+                logits = self._model.logits(hidden, index, adapters)
                 tensors = self._sampler.logprobs(logits, targets, request.num_top)
                 prompt.append(PendingLogprobs(request.entry, tensors))
         return prompt

@@ -62,7 +62,9 @@ def make_engine(folder: Path, drafter: PlanningDrafter | None = None, **options:
 def with_drafter(core: EngineCore, drafter: PlanningDrafter | None, **limits: Any) -> EngineCore:
     """Returns another engine on the same device. ``limits``: changed limits."""
     grammars = core._pending_grammars._service
-    return EngineCore(replace(core.limits, **limits), core._executor, grammars=grammars, drafter=drafter)
+    adapters = core._adapters._service
+    changed = replace(core.limits, **limits)
+    return EngineCore(changed, core._executor, grammars=grammars, drafter=drafter, adapters=adapters)
 
 
 @dataclass

@@ -43,8 +43,9 @@ class _Chain:
 
     __slots__ = ("_block_size", "_open", "_root", "ends", "hashes")
 
-    def __init__(self, index: PrefixIndex, cache_salt: str) -> None:
-        self._root, self._block_size = salted_root(index.secret, cache_salt), index.block_size
+    def __init__(self, index: PrefixIndex, request: GenerateRequest) -> None:
+        self._root = salted_root(index.secret, request.cache_salt, request.adapter.id)
+        self._block_size = index.block_size
         self._open: list[tuple[int, set[bytes]]] = []  # (position, hashes) of indexes with every block so far
         self.hashes: list[bytes] = []
         self.ends: dict[int, int] = {}  # position of the index -> number of leading blocks that it has
@@ -88,7 +89,7 @@ class PrefixSearch:
             if index is not None and index.secret:
                 key = (index.secret, index.block_size)
                 if key not in self._chains:
-                    self._chains[key] = _Chain(index, request.cache_salt)
+                    self._chains[key] = _Chain(index, request)
                 self._chains[key].add(position, index)
 
     def advance(self, num_blocks: int) -> bool:

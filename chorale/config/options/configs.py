@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from chorale.config.adapters import read_modules
 from chorale.config.cache_dtype import cache_dtype
 from chorale.config.engine import (
     BUCKET_FAMILIES,
@@ -73,6 +74,9 @@ def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerCo
     fields["engine"] |= _graphs(values) | speculative_fields(values)
     fields["server"] |= replica_fields(values)
     fields["engine"] |= kv_events_fields(values, fields["server"]["data_parallel_size"])
+    lora = {"lora_modules": read_modules(fields["engine"].get("lora_modules") or ())}
+    fields["engine"] |= lora
+    fields["server"] |= lora | {"enable_lora": fields["engine"].get("enable_lora")}
     if fields["cli"].get("profiler_config") is not None:
         given = fields["cli"]["profiler_config"]
         fields["engine"]["profiler_config"] = read_profiler(given, "--profiler-config")
@@ -279,6 +283,8 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
         raise ConfigError(
             f"--revision {engine.revision}: the demo model ships inside the package, which has no revisions"
         )
+    if server.lora_updates and server.api_server_count > 1:
+        raise ConfigError("--allow-runtime-lora-updating needs --api-server-count 1: each process has a list")
     check_ranks(engine)
     check_sizes(engine)
     if engine.device_ids and server.data_parallel_backend == "ray":

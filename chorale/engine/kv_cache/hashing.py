@@ -2,8 +2,8 @@
 
 A block's hash covers every token before it, because its keys and values depend on them all:
 ``hash[i] = blake2b(hash[i - 1] + tokens of block i)``. The chain starts at a root made from a secret of this
-engine and the request's ``cache_salt``, so equal prompts under different salts never share a block, and no
-client can search for collisions. With 128 bits, accidental collisions can be ignored.
+engine, the request's ``cache_salt`` and its adapter, so equal prompts under different salts or weights never
+share a block, and no client can search for collisions. With 128 bits, accidental collisions can be ignored.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def root_hash(secret: bytes, salt: str) -> bytes:
     return blake2b(salt.encode("utf-8", "surrogatepass"), key=secret, digest_size=HASH_SIZE).digest()
 
 
-def salted_root(secret: bytes, cache_salt: str) -> bytes:
-    """Return the start of the chains of all requests with this ``cache_salt``."""
-    return root_hash(secret, "salt:" + cache_salt)
+def salted_root(secret: bytes, cache_salt: str, adapter_id: int = 0) -> bytes:
+    """Return the start of the chains of all requests with this ``cache_salt`` and adapter (0: none)."""
+    return root_hash(secret, f"adapter:{adapter_id}:{cache_salt}" if adapter_id else "salt:" + cache_salt)
 
 
 def extend_chain(chain: list[bytes], root: bytes, tokens: bytes, block_bytes: int) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from chorale.engine.kv_cache.hashing import HASH_SIZE
-from chorale.engine.types import BlockChanges, CacheGroup, IntArray
+from chorale.engine.types import BASE, AdapterRef, BlockChanges, CacheGroup, IntArray
 
 Medium = Literal["GPU", "CPU"]  # the memory that holds a block's keys and values
 NO_TOKEN_IDS: IntArray = np.zeros(0, np.int32)
@@ -31,6 +31,7 @@ class BlocksStored(msgspec.Struct, frozen=True, gc=False):
     token_ids: IntArray  # the tokens of all these blocks; empty for medium "CPU"
     medium: Medium
     cache_salt: str  # the chain's salt, if these blocks start it
+    adapter: AdapterRef = BASE  # of the chain; unknown for medium "CPU"
 
 
 class BlocksRemoved(msgspec.Struct, frozen=True, gc=False):
@@ -53,6 +54,9 @@ class TokenSource(Protocol):
 
     @property
     def cache_salt(self) -> str: ...
+
+    @property
+    def adapter(self) -> AdapterRef: ...
 
     def tokens_between(self, start: int, stop: int) -> IntArray: ...
 
@@ -86,6 +90,7 @@ class IndexLog:
         medium: Medium,
         *,
         cache_salt: str = "",
+        adapter: AdapterRef = BASE,
     ) -> None:
         """Record consecutive blocks of one chain that entered the index. ``token_ids`` is empty for "CPU"."""
         if not self.is_on:
@@ -94,7 +99,7 @@ class IndexLog:
             self._open.pop((group, medium), None)
         else:
             self._open.clear()
-        self._events.append(BlocksStored(group, hashes, parent, token_ids, medium, cache_salt))
+        self._events.append(BlocksStored(group, hashes, parent, token_ids, medium, cache_salt, adapter))
 
     def removed(self, group: CacheGroup, hashes: Sequence[bytes], medium: Medium) -> None:
         """Record blocks that left the index."""
@@ -142,6 +147,7 @@ class IndexLog:
                 else NO_TOKEN_IDS,
                 "GPU",
                 cache_salt=source.cache_salt if source is not None and first == 0 else "",
+                adapter=BASE if source is None else source.adapter,
             )
 
 

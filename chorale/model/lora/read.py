@@ -152,7 +152,8 @@ class _Reader:
             raise self.error(f"{module}: lora_{min(missing)}.weight is missing")
         place = halves["A"][0]
         if place.role == "stacked":
-            return _Pair(place, *(self._tensor(halves[half][1], -1, -1) for half in ("A", "B")), None)
+            a, b = self._tensor(halves["A"][1], -1, -1), self._tensor(halves["B"][1], -1, -1)
+            return _Pair(place, a, b, None)
         inputs, outputs = self.sizes[place.role]
         a = self._tensor(halves["A"][1], -1, inputs)
         b = self._tensor(halves["B"][1], outputs, len(a))

@@ -84,6 +84,16 @@ def weight_bytes(model: ModelConfig, dtype: str, *, decoded: bool = False, int8:
     return experts // 2 + experts // MXFP4_GROUP + int(dense * each) + embedding * DTYPE_BYTES[dtype]
 
 
+def adapter_bytes(model: ModelConfig, rank: int, dtype: str, *, experts: bool = True) -> int:
+    """Return the bytes of a LoRA adapter of attention and router in every layer, and of all experts."""
+    hidden, inter = model.hidden_size, model.intermediate_size
+    query, key = (n * model.head_dim for n in (model.num_attention_heads, model.num_key_value_heads))
+    sizes = 5 * hidden + 2 * query + 2 * key + model.num_local_experts  # q, k, v, o, router
+    if experts:
+        sizes += model.num_local_experts * (hidden + 2 * inter + inter + hidden)
+    return model.num_hidden_layers * rank * sizes * DTYPE_BYTES[dtype]
+
+
 def head_bytes(head: HeadConfig, dtype: str, *, owns_embedding: bool = True) -> int:
     """Return the bytes of a draft head's weights per GPU. ``owns_embedding``: it does not use the
     target's."""

@@ -51,6 +51,7 @@ from chorale.runtime.sizing.memory import (
     SMALL_PARAMETERS,
     KvGeometry,
     activation_bytes,
+    adapter_bytes,
     embedding_bytes,
     gib,
     graph_bytes,
@@ -214,6 +215,11 @@ def _resolve(
         decide.pick("mixed_cuda_graphs", None if config.mixed_cuda_graphs else False, False, _SHORT)
     host_embedding = _host_embedding(config, model, hardware, dtype, decide, economy, can_capture)
     fixed = weight_bytes(part, dtype, decoded=hardware.decodes_experts, int8=precision == "int8")
+    if config.enable_lora:
+        each = adapter_bytes(part, config.max_lora_rank, "float32" if hardware.kind == "cpu" else dtype)
+        why = f"{gib(each)} each at rank {config.max_lora_rank}, with experts"
+        decide.decisions.append(Decision("max_loras", config.max_loras, why, False))
+        fixed += config.max_loras * each
     fixed += drafts.weights + drafts.activations - (embedding_bytes(part, dtype) if host_embedding else 0)
     if host_tier is not None:
         fixed += host_tier.device_bytes + (host_tier.host_bytes if hardware.kind == "cpu" else 0)
@@ -376,6 +382,7 @@ def _limits(
         seed=config.seed,
         draft_tokens=() if speculation is None else speculation.tokens_by_rows,
         routed_experts=_routed_experts(config, model),
+        max_loras=config.max_loras if config.enable_lora else 0,
         **_tier_limits(host_tier, config.tensor_parallel_size, 1 if cpu else GPU_LEAST_HIT),
     )
 

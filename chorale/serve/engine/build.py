@@ -12,11 +12,12 @@ from pathlib import Path
 from chorale.client.base import EngineInfo
 from chorale.config.engine import EngineConfig
 from chorale.config.speculative import SpeculativeConfig
+from chorale.engine.commands import Command
 from chorale.engine.core import EngineCore
 from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.drafts.lookup import NgramDrafter, SuffixDrafter
 from chorale.engine.scheduling.scheduler import PlanningDrafter
-from chorale.engine.types import GrammarService
+from chorale.engine.types import AdapterRef, GrammarService
 from chorale.errors import ChoraleError
 from chorale.kernels.triton.precompile.pool import CompilePool
 from chorale.machine.facts import version_of
@@ -151,7 +152,11 @@ def _build_on(rank_device: RankDevice, start: _Start) -> tuple[EngineCore, Engin
         prefix_secret=start.prefix_secret,
         drafter=make_drafter(start.config.speculative_config),
         device=EngineDevice(start.config, executor, found.resolved),
+        adapters=found.adapters,
     )
+    for number, module in enumerate(start.config.lora_modules, 1):
+        adapter = AdapterRef(number, module.name, module.path)
+        core.control(Command(action="load_adapter", adapter=adapter)).result()
     phases.end()
     links = "" if ranks is None else ranks.links()
     return core, _info(start.config, start.folder, start.model, found, rank_device, links, phases.seconds)
@@ -240,6 +245,7 @@ def _info(
         num_speculative_tokens=resolved.most_drafts,
         synthetic_acceptance=bool(config.speculative_config and config.speculative_config.is_synthetic),
         enable_sleep_mode=config.enable_sleep_mode,
+        max_loras=limits.max_loras,
         has_profiler=config.profiler_config is not None,
         weight_transfer=""
         if config.weight_transfer_config is None

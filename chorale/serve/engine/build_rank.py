@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from chorale.config.engine import EngineConfig
 from chorale.config.speculative import MOST_DRAFT_TOKENS, SpeculativeConfig
+from chorale.errors import ConfigError
 from chorale.kernels import select_ops
 from chorale.kernels.cpu.library import library
 from chorale.kernels.ops import Ops, Precision, StepSizes
@@ -27,6 +28,7 @@ from chorale.model.gpt_oss import GptOss
 from chorale.model.update import Target
 from chorale.model.weights import load_weights
 from chorale.parallel.shares import Share
+from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.build_executor import allocate_kv, make_worker
 from chorale.runtime.device import DTYPES, Device, open_device
 from chorale.runtime.drafts.drafting import DraftSetup
@@ -83,6 +85,7 @@ class BuiltRank:
     executor: LocalExecutor
     precompiler: Precompiler | None
     exchange: str
+    adapters: AdapterStore | None
 
 
 def open_rank(config: EngineConfig, model: ModelConfig, rank: int) -> Device:
@@ -139,7 +142,8 @@ def build_rank(
 
     ops = peers or ops
     grammars.warm()  # runs concurrently with loading
-    memory = rank_memory(config, folder, model_config, rank_device, ops, resolved, grammars, phases)
+    adapters = adapter_store(config, model_config, ops, resolved, device)
+    memory = rank_memory(config, folder, model_config, rank_device, ops, resolved, grammars, phases, adapters)
     with phases.phase("load", str(folder)):
         loaded = memory.load()
     if precompiler is not None:
@@ -168,7 +172,28 @@ def build_rank(
             profiler=profiler,
         )
     grammars.wait_warm()
-    return BuiltRank(loaded.model, resolved, executor, precompiler, exchange)
+    return BuiltRank(loaded.model, resolved, executor, precompiler, exchange, adapters)
+
+
+def adapter_store(
+    config: EngineConfig, model: ModelConfig, ops: Ops, resolved: Resolved, device: Device
+) -> AdapterStore | None:
+    """Returns the memory for adapters, or None without --enable-lora. Raises ``ConfigError``."""
+    if not config.enable_lora:
+        return None
+    if ops.lora is None:
+        raise ConfigError(f"--enable-lora: the ops {ops.name} cannot run adapters yet; --ops reference can")
+    # CPUs multiply float32 inputs exactly, so additions are float32 too.
+    dtype = DTYPES["float32" if device.torch_device.type == "cpu" else resolved.dtype]
+    return AdapterStore(
+        model,
+        device,
+        dtype,
+        num_slots=config.max_loras,
+        num_host=config.max_cpu_loras or config.max_loras,
+        max_rank=config.max_lora_rank,
+        num_rows=resolved.limits.max_num_seqs,
+    )
 
 
 def rank_memory(
@@ -180,6 +205,7 @@ def rank_memory(
     resolved: Resolved,
     grammars: GrammarCache,
     phases: Phases,
+    adapters: AdapterStore | None = None,
 ) -> RankMemory:
     """Returns the builder of a rank's weights and worker."""
     device, rank = rank_device.device, rank_device.rank
@@ -207,7 +233,7 @@ def rank_memory(
     def make(loaded: Loaded) -> Worker:
         kv = allocate_kv(loaded.model.config, resolved, device)
         rows = GrammarRows(device, grammars)
-        return make_worker(loaded.model, kv, resolved, device, rows, rank, loaded.drafts)
+        return make_worker(loaded.model, kv, resolved, device, rows, rank, loaded.drafts, adapters)
 
     transfer = None
     if config.weight_transfer_config is not None:

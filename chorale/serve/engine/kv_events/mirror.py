@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chorale.engine.kv_cache.index_log import BlocksRemoved, BlocksStored, IndexCleared, IndexEvent, Medium
-from chorale.engine.types import CacheGroup
+from chorale.engine.types import AdapterRef, CacheGroup
 
 EVENTS_PER_BATCH = 256  # blocks in each batch of a snapshot
 
@@ -17,6 +17,7 @@ class _Block(NamedTuple):
     parent: bytes | None
     tokens: bytes  # int32 token ids
     cache_salt: str
+    adapter: AdapterRef
 
 
 class EventMirror:
@@ -42,7 +43,9 @@ class EventMirror:
         tokens, size = event.token_ids.tobytes(), self._token_bytes
         parent, salt = event.parent, event.cache_salt
         for index, block_hash in enumerate(event.hashes):
-            blocks[block_hash] = _Block(parent, tokens[index * size : (index + 1) * size], salt)
+            blocks[block_hash] = _Block(
+                parent, tokens[index * size : (index + 1) * size], salt, event.adapter
+            )
             parent, salt = block_hash, ""
 
     def snapshot(self) -> Iterator[list[IndexEvent]]:
@@ -59,6 +62,7 @@ class EventMirror:
                         np.frombuffer(block.tokens, np.int32),
                         medium,
                         block.cache_salt,
+                        block.adapter,
                     )
                     for block_hash, block in known[start : start + EVENTS_PER_BATCH]
                 ]

@@ -1,0 +1,107 @@
+"""AdapterStore: LoRA adapters in host memory and in the slots of one rank's device.
+
+A thread reads, converts and uploads, so that steps go on meanwhile. ``slots`` changes only at the end of a
+placement, and only in slots that no step uses. Adapters in host memory keep the types of their files; those
+used least recently are dropped, and read again when they are needed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from chorale.engine.types import AdapterRef, IntArray, StepPlan
+from chorale.errors import AdapterError
+from chorale.kernels.adapters import Adapter, AdapterBatch
+from chorale.model.config import ModelConfig
+from chorale.model.lora.read import read_adapter
+from chorale.runtime.device import Device
+
+
+class AdapterStore:
+    """The ``AdapterService`` of an engine, and the adapters of its worker's steps."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        device: Device,
+        dtype: torch.dtype,
+        *,
+        num_slots: int,
+        num_host: int,
+        max_rank: int,
+        num_rows: int,
+    ) -> None:
+        """``dtype``: type of the additions' products; ``num_host``: adapters that stay in host memory."""
+        self._model, self._device, self._dtype = model, device, dtype
+        self._max_rank, self._num_host = max_rank, num_host
+        self._slots: list[Adapter | None] = [None] * num_slots
+        self._host: OrderedDict[int, Adapter] = OrderedDict()  # the newest last; used by the thread only
+        self._row_slots: IntArray = np.full(num_rows + 1, -1, np.int32)
+        self._thread = ThreadPoolExecutor(1, "adapters")
+        self._stream = device.stream()
+
+    # ------------------------------------------------------------------ AdapterService
+
+    def load(self, adapter: AdapterRef) -> Future[None]:
+        return self._thread.submit(self._load, adapter)
+
+    def place(self, adapter: AdapterRef, slot: int) -> Future[None]:
+        self._slots[slot] = None
+        return self._thread.submit(self._place, adapter, slot)
+
+    def forget(self, adapter_id: int) -> None:
+        self._thread.submit(self._host.pop, adapter_id, None)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _load(self, adapter: AdapterRef) -> None:
+        self._host_copy(adapter)
+
+    @torch.inference_mode()
+    def _place(self, adapter: AdapterRef, slot: int) -> None:
+        with self._stream.current():
+            found = self._host_copy(adapter).map(self._uploaded)
+            self._device.mark()()
+        self._slots[slot] = found
+
+    def _uploaded(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device.torch_device, self._dtype).contiguous()
+
+    def _host_copy(self, adapter: AdapterRef) -> Adapter:
+        found = self._host.get(adapter.id)
+        if found is None:
+            found = self._host[adapter.id] = read_adapter(Path(adapter.path), self._model, self._max_rank)
+        self._host.move_to_end(adapter.id)
+        while len(self._host) > self._num_host:
+            self._host.popitem(last=False)
+        return found
+
+    # ------------------------------------------------------------------ steps
+
+    def start_rows(self, plan: StepPlan) -> None:
+        """Note the adapters of the rows that start. Call before ``batch`` of the plan."""
+        for start in plan.starts:
+            self._row_slots[start.row] = start.adapter_slot
+
+    def batch(self, plan: StepPlan) -> AdapterBatch | None:
+        """Return the adapters of the plan's tokens, or None if there are none."""
+        slots = self._row_slots[plan.rows]
+        if not (slots >= 0).any():
+            return None
+        of_tokens = np.repeat(slots, plan.num_new)
+        groups = []
+        for slot in np.unique(slots[slots >= 0]).tolist():
+            adapter = self._slots[slot]
+            if adapter is None:
+                raise AdapterError(f"slot {slot} has no adapter")
+            groups.append((adapter, self._uploaded_indices(np.flatnonzero(of_tokens == slot))))
+        return AdapterBatch(self._uploaded_indices(of_tokens), tuple(groups))
+
+    def _uploaded_indices(self, array: np.ndarray[tuple[int], np.dtype[np.integer]]) -> torch.Tensor:
+        return self._device.upload(array.astype(np.int32)).long()
