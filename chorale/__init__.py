@@ -13,13 +13,21 @@ from chorale.version import __version__
 if TYPE_CHECKING:
     from chorale.config.engine import EngineConfig
     from chorale.errors import ChoraleError
-    from chorale.llm import LLM, CompletionOutput, RequestOutput, SamplingParams, StructuredOutputsParams
+    from chorale.llm import (
+        LLM,
+        CompletionOutput,
+        LoRARequest,
+        RequestOutput,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
 
 __all__ = [
     "LLM",
     "ChoraleError",
     "CompletionOutput",
     "EngineConfig",
+    "LoRARequest",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",

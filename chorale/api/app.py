@@ -14,6 +14,7 @@ from chorale.api.http.auth import authenticate_routes
 from chorale.api.http.middleware import HttpMiddleware, Layer, Routes
 from chorale.api.http.owner import CALLER
 from chorale.api.operator import (
+    adapters,
     admin,
     docs,
     health,
@@ -64,6 +65,7 @@ def all_routes(
         *health.routes(state, counts_batches=service is not None),
         *admin.routes(state, has_keys=has_keys),
         *models.routes(state),
+        *adapters.routes(state),
         *tokenize.routes(state),
         *tokenizer_info.routes(state),
         *openapi.routes(state),

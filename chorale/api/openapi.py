@@ -27,6 +27,7 @@ from chorale.api.conversations.request import CreateConversation, CreateItems, U
 from chorale.api.files.request import UploadForm
 from chorale.api.http.responses import json_response
 from chorale.api.messages.request import CountRequest, MessagesRequest
+from chorale.api.operator.adapters import LoadRequest, UnloadRequest
 from chorale.api.operator.tokenize import DetokenizeRequest, TokenizeRequest
 from chorale.api.responses.compact import CompactRequest
 from chorale.api.responses.request import ResponsesRequest
@@ -213,6 +214,8 @@ def _operating() -> tuple[Operation, ...]:
         ),
         Operation("GET", "/v1/models", "List the models"),
         Operation("GET", "/v1/models/{model}", "Get a model"),
+        Operation("POST", "/v1/load_lora_adapter", "Load a LoRA adapter", LoadRequest),
+        Operation("POST", "/v1/unload_lora_adapter", "Stop serving a LoRA adapter", UnloadRequest),
         Operation("POST", "/tokenize", "Convert a prompt or a chat to tokens", TokenizeRequest),
         Operation("POST", "/detokenize", "Convert tokens to text", DetokenizeRequest),
         Operation("GET", "/health", "Check the engine: 200, or 503 with the reason"),

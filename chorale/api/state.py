@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
 
+from chorale.api.adapters import AdaptedClient, AdapterRegistry
 from chorale.api.usage import ShownMetrics
 from chorale.client.base import EngineClient
 from chorale.client.shares import Shares
@@ -50,6 +51,7 @@ class ServerState:
     pdfs: PdfReader = field(default_factory=PdfReader)
     tools: ToolService | None = None  # the built-in tools, or None if the server has none
     tracer: Tracer | None = None  # None: no traces
+    adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -97,8 +99,21 @@ def check_model(state: ServerState, model: str | None) -> None:
     """Checks a model name; None selects the served model. Raises ``ModelNotFoundError``."""
     if (traced := recording()) is not None and model is not None:
         traced.record.model = model[:128]
-    if model is not None and model not in state.model_names:
+    if model is not None and model not in state.model_names and model not in state.adapters:
+        shown = (*state.model_names, *(each.ref.name for each in state.adapters.all[:20]))
         raise ModelNotFoundError(
-            f"the model '{model[:128]}' does not exist; available: {', '.join(state.model_names)}",
-            param="model",
+            f"the model '{model[:128]}' does not exist; available: {', '.join(shown)}", param="model"
         )
+
+
+def select_model(state: ServerState, model: str | None) -> ServerState:
+    """Returns the state for requests to a model: the server's, or that of an adapter. Raises as
+    ``check_model``."""
+    check_model(state, model)
+    served = None if model in state.model_names else state.adapters.find(model)
+    if served is None:
+        return state
+    client = cast("EngineClient", AdaptedClient(state.client, served.ref))
+    adapted = replace(state, client=client, model_names=(served.ref.name, *state.model_names))
+    object.__setattr__(adapted, "grammars", state.grammars)  # its cache is shared
+    return adapted

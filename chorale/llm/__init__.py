@@ -7,12 +7,14 @@ with LLM(model="demo") as llm:
 """
 
 from chorale.llm.llm import LLM
+from chorale.llm.lora import LoRARequest
 from chorale.llm.outputs import CompletionOutput, Logprob, RequestOutput, ToolCall
 from chorale.llm.params import SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "LoRARequest",
     "Logprob",
     "RequestOutput",
     "SamplingParams",

@@ -9,6 +9,7 @@ import logging
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, Unpack, get_args
 
 from chorale.client.base import EngineInfo
@@ -22,6 +23,7 @@ from chorale.harmony.vocab import load_vocabulary
 from chorale.llm.batch import Batch, Order
 from chorale.llm.configure import count_of_engines, engine_config
 from chorale.llm.engine import OfflineEngine
+from chorale.llm.lora import LlmAdapters, LoraOfPrompts
 from chorale.llm.metrics import LlmMetrics, Metric
 from chorale.llm.options import EngineOptions, as_arguments, engine_arguments, engine_signature, listed
 from chorale.llm.outputs import RequestOutput
@@ -75,6 +77,7 @@ class LLM:
         self._numbers = itertools.count()
         self._metrics = LlmMetrics(self.info.model)
         self._metrics.watch(self._engine)
+        self._adapters = LlmAdapters()
         self._queued, self._sleeps = self._batch(), False
 
     @classmethod
@@ -106,9 +109,11 @@ class LLM:
         use_tqdm: UseTqdm = True,
         *,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        lora_request: LoraOfPrompts = None,
         **unused: Any,
     ) -> list[RequestOutput]:
-        """Return one RequestOutput per prompt, in order. ``sampling_params``: one for all, or one per prompt.
+        """Return one RequestOutput per prompt, in order. ``sampling_params`` and ``lora_request``: one for
+        all, or one per prompt.
 
         ``use_tqdm``: whether to show a progress bar on a terminal, or a callable that takes tqdm's arguments
         and returns a bar. If a single choice fails, its ``finish_reason`` is "error". Raises
@@ -116,7 +121,7 @@ class LLM:
         ``EngineError`` if the engine fails or is shut down."""
         check_names("generate", unused, (), UNUSED)
         batch, read = self._batch(), read_prompts(prompts, prompt_token_ids, self._vocab)
-        self._add(batch, read, sampling_params)
+        self._add(batch, read, sampling_params, lora=lora_request)
         return self._run(batch, use_tqdm)
 
     def enqueue(
@@ -125,11 +130,13 @@ class LLM:
         sampling_params: ParamsOfPrompts = None,
         *,
         use_tqdm: UseTqdm = True,
+        lora_request: LoraOfPrompts = None,
         **unused: Any,
     ) -> list[str]:
         """Keep prompts for ``wait_for_completion``, which runs them. Returns their request ids."""
         check_names("enqueue", unused, (), UNUSED)
-        return self._add(self._queued, read_prompts(prompts, None, self._vocab), sampling_params)
+        read = read_prompts(prompts, None, self._vocab)
+        return self._add(self._queued, read, sampling_params, lora=lora_request)
 
     def wait_for_completion(
         self, output_type: Any = None, *, use_tqdm: UseTqdm = True
@@ -148,6 +155,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         reasoning_effort: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoraOfPrompts = None,
         **unused: Any,
     ) -> list[RequestOutput]:
         """Return one RequestOutput for a conversation (a list of messages), or one for each of several.
@@ -163,7 +171,7 @@ class LLM:
         ``chat_template_kwargs`` may have ``reasoning_effort`` and ``model_identity``."""
         batch, effort, template = self._batch(), reasoning_effort, chat_template_kwargs
         options = {"tools": tools, "reasoning_effort": effort, "chat_template_kwargs": template, **unused}
-        self._add_chats(batch, messages, sampling_params, **options)
+        self._add_chats(batch, messages, sampling_params, lora_request=lora_request, **options)
         outputs = self._run(batch, use_tqdm)
         for own, output in zip(batch.params(), outputs, strict=True):
             _warn_of_empty(own, output)
@@ -190,6 +198,7 @@ class LLM:
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template_content_format: str = "auto",  # content is read in either form
+        lora_request: LoraOfPrompts = None,
         **unused: Any,
     ) -> list[str]:
         template = {"reasoning_effort": reasoning_effort, **(chat_template_kwargs or {})}
@@ -202,7 +211,7 @@ class LLM:
         several = read_conversations(messages)
         described = [function.tool for function in functions]
         prompts = [render_chat(some, described, effort, self._vocab, identity) for some in several]
-        return self._add(batch, prompts, sampling_params, functions)
+        return self._add(batch, prompts, sampling_params, functions, lora_request)
 
     # ------------------------------------------------------------------ administration
 
@@ -335,6 +344,7 @@ class LLM:
         prompts: list[Prompt],
         given: ParamsOfPrompts,
         functions: tuple[Function, ...] | None = None,
+        lora: LoraOfPrompts = None,
     ) -> list[str]:
         """Check all prompts, then add them to ``batch``. Returns their request ids. ``functions``: those of a
         chat; None: the prompts are raw."""
@@ -346,10 +356,14 @@ class LLM:
             key: TurnRules(functions=functions or (), answer=own.constraint(), raw=is_raw)
             for key, own in {id(own): own for own in params}.items()
         }
+        adapters = self._adapters.refs(lora, len(prompts))
+        if any(each.id for each in adapters) and not self.info.max_loras:
+            raise ValueError("lora_request: adapters are off; LLM(enable_lora=True) turns them on")
         turns = []
-        for prompt, own in zip(prompts, params, strict=True):
+        for prompt, own, adapter in zip(prompts, params, adapters, strict=True):
             request_id = str(next(self._numbers))
-            turns.append(make_turn(request_id, prompt, own, rules[id(own)], self.info, self._vocab))
+            turn = make_turn(request_id, prompt, own, rules[id(own)], self.info, self._vocab)
+            turns.append(replace(turn, adapter=adapter))
         for prompt, own, turn in zip(prompts, params, turns, strict=True):
             batch.add(prompt, own, turn)
         return [turn.request_id for turn in turns]

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from chorale.config.adapters import LoraModule
 from chorale.config.engine import EngineConfig, LogprobsMode
 from chorale.config.kv_events import KvEventsConfig
 from chorale.config.options.flags import FLAGS
@@ -64,6 +65,11 @@ class EngineOptions(TypedDict, total=False):
     mixed_cuda_graphs: bool
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None
     kv_events_config: KvEventsConfig | Mapping[str, Any] | None
+    enable_lora: bool
+    lora_modules: Sequence[LoraModule]
+    max_loras: int
+    max_lora_rank: int
+    max_cpu_loras: int | None
     enable_sleep_mode: bool
     profiler_config: ProfilerConfig | Mapping[str, Any] | None
     weight_transfer_config: WeightTransferConfig | Mapping[str, Any] | None

@@ -26,7 +26,6 @@ _LINES = read_names("SamplingParams")
 REFUSED = {line.name: line.reason for line in _LINES if line.treatment == "refused"}
 # Arguments of vLLM's methods that may only have a value that asks for nothing.
 UNUSED = {
-    "lora_request": "adapters are not supported",
     "priority": "prompts run in the order in which they are given",
     "mm_processor_kwargs": "gpt-oss reads text only",
     "text_pair": "gpt-oss has no pairs of texts",

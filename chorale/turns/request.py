@@ -15,7 +15,7 @@ import msgspec
 
 from chorale.client.base import EngineInfo
 from chorale.config.seeds import choice_seed
-from chorale.engine.types import GenerateRequest, SamplingSpec
+from chorale.engine.types import BASE, AdapterRef, GenerateRequest, SamplingSpec
 from chorale.errors import unsupported
 from chorale.grammar.checker import GrammarChecker
 from chorale.grammar.constraint import Constraint
@@ -48,6 +48,7 @@ class TurnRequest:
     progress: bool = False  # emit TurnProgress
     priority: int = 0
     cache_salt: str = ""
+    adapter: AdapterRef = BASE
     arrival_time: float = 0.0
     tools: tuple[TurnTools, ...] = ()
     approved: tuple[ApprovedCall, ...] = ()  # run before the first round
@@ -89,6 +90,7 @@ class TurnRequest:
             sampling=sampling,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            adapter=self.adapter,
             arrival_time=self.arrival_time,
         )
 
@@ -100,6 +102,7 @@ class TurnRequest:
             priority=self.priority,
             arrival_time=self.arrival_time or time.time(),
             cache_salt=self.cache_salt,
+            adapter=self.adapter,
         )
 
 

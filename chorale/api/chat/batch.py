@@ -17,7 +17,7 @@ from chorale.api.chat.prepare import prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.http.auth import owner_of
 from chorale.api.http.responses import large_response, read_as, until_disconnect
-from chorale.api.state import ServerState, check_model
+from chorale.api.state import ServerState, select_model
 from chorale.api.usage import NO_METRICS, closing_fields
 from chorale.errors import RequestError, invalid, unsupported
 from chorale.tracing.context import name_response
@@ -66,7 +66,7 @@ def _placed(error: RequestError, position: int) -> RequestError:
 
 async def create_batch(state: ServerState, request: Request) -> Response:
     chats = await read_as(request, state.config, parse_batch)
-    check_model(state, chats[0].model)
+    state = select_model(state, chats[0].model)
     turns = []
     for position, chat in enumerate(chats):
         chat.take_defaults(state.config)

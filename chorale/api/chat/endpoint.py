@@ -21,7 +21,7 @@ from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
 from chorale.api.http.sse import DONE, last_error
 from chorale.api.logprobs import is_scored
-from chorale.api.state import ServerState, check_model
+from chorale.api.state import ServerState, select_model
 from chorale.tracing.context import name_response
 from chorale.turns.direct import Direct
 from chorale.turns.events import Fold, Usage, end_error
@@ -32,7 +32,7 @@ from chorale.turns.run import run_turns
 async def create(state: ServerState, request: Request) -> Response:
     chat = await read_as(request, state.config, parse_chat)
     chat.take_defaults(state.config)
-    check_model(state, chat.model)
+    state = select_model(state, chat.model)
     turn = await prepare(state, chat, request.state.owner)
     answer = Answer.of(state, chat)
     name_response(answer.id)

@@ -27,7 +27,7 @@ from chorale.api.http.sse import DONE, event, last_error
 from chorale.api.limits import check_scores
 from chorale.api.logprobs import is_scored
 from chorale.api.routed_experts import check_experts, expert_field
-from chorale.api.state import ServerState, check_model
+from chorale.api.state import ServerState, select_model
 from chorale.api.usage import closing_fields
 from chorale.errors import ChoraleError
 from chorale.requests.formats import read_answer
@@ -49,7 +49,7 @@ class PromptTurn:
 async def create(state: ServerState, request: Request) -> Response:
     completion = await read_as(request, state.config, parse_completion)
     completion.take_defaults(state.config)
-    check_model(state, completion.model)
+    state = select_model(state, completion.model)
     prepared = await prepare_turns(state, completion, request.state.owner)
     shown = state.shown_metrics()
     text = TextAnswer(state.model_names[0], completion, state.vocab, shown, state.fingerprint)

@@ -15,7 +15,7 @@ from chorale.api.messages.blocks import MessageAnswer, message_body
 from chorale.api.messages.events import EventWriter, error_bytes
 from chorale.api.messages.prepare import build_prompt, prepare
 from chorale.api.messages.request import parse_count, parse_messages
-from chorale.api.state import ServerState, check_model
+from chorale.api.state import ServerState, check_model, select_model
 from chorale.tracing.context import name_response
 from chorale.turns.events import Fold
 from chorale.turns.request import TurnRequest
@@ -24,7 +24,7 @@ from chorale.turns.run import run_turn
 
 async def create(state: ServerState, request: Request) -> Response:
     message = await read_as(request, state.config, parse_messages)
-    check_model(state, message.model)
+    state = select_model(state, message.model)
     turn = await prepare(state, message, request.state.owner)
     answer = MessageAnswer.of(state, message)
     name_response(answer.id)

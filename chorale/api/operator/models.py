@@ -25,7 +25,13 @@ def routes(state: ServerState) -> list[Route]:
 async def list_models(state: ServerState, created: int, request: Request) -> Response:
     """Lists the models. Returns 503 ``engine_loading`` until the engine has reported the context length."""
     return json_response(
-        {"object": "list", "data": [describe(state, name, created) for name in state.model_names]}
+        {
+            "object": "list",
+            "data": [
+                describe(state, name, created)
+                for name in (*state.model_names, *(each.ref.name for each in state.adapters.all))
+            ],
+        }
     )
 
 
@@ -36,15 +42,16 @@ async def retrieve_model(state: ServerState, created: int, request: Request) -> 
 
 
 def describe(state: ServerState, name: str, created: int) -> dict[str, Any]:
-    """Returns vLLM's model card: OpenAI's fields, the context length, and the model's folder or hub id."""
-    info = state.client.info
+    """Returns vLLM's model card: OpenAI's fields, the context length, and the model's folder or hub id; of an
+    adapter, its folder and the model under it."""
+    info, adapter = state.client.info, state.adapters.find(name)
     return {
         "id": name,
         "object": "model",
         "created": created,
         "owned_by": "chorale",
-        "root": info.model,
-        "parent": None,
+        "root": info.model if adapter is None else adapter.ref.path,
+        "parent": None if adapter is None else adapter.base or state.model_names[0],
         "max_model_len": info.max_model_len,
         "permission": [_permission(name, created)],
     }

@@ -23,7 +23,7 @@ from chorale.api.responses.items.input import parse_items
 from chorale.api.responses.prepare import prepare
 from chorale.api.responses.request import HARMLESS, Identifier, ResponsesRequest, as_message
 from chorale.api.responses.run import Run
-from chorale.api.state import ServerState, check_model
+from chorale.api.state import ServerState, select_model
 from chorale.errors import EngineError, RequestError
 from chorale.ids import new_id
 from chorale.store.protocol import Item
@@ -56,7 +56,7 @@ async def compact(state: ServerState, request: Request) -> Response:
     fields = await read_as(request, state.config, _parse)
     if fields.model is None:
         raise RequestError("'model' is required", param="model", code="missing_required_parameter")
-    check_model(state, fields.model)
+    state = select_model(state, fields.model)
     if not fields.input and fields.previous_response_id is None:
         raise RequestError("'input' is required", param="input", code="missing_required_parameter")
     owner = owner_of(request)

@@ -23,7 +23,7 @@ from chorale.api.responses.prepare import build_prompt
 from chorale.api.responses.request import ResponsesRequest, packed_request, parse_request
 from chorale.api.responses.run import Run, begin
 from chorale.api.responses.translate import RenderOptions
-from chorale.api.state import ServerState, check_model
+from chorale.api.state import ServerState, check_model, select_model
 
 
 def routes(state: ServerState) -> list[Route]:
@@ -42,7 +42,7 @@ def routes(state: ServerState) -> list[Route]:
 async def create(state: ServerState, request: Request) -> Response:
     dialect = dialect_of(request, state.config)
     fields, kept = await read_as(request, state.config, _parse_kept)
-    _checked(state, fields)
+    state = select_model(state, fields.model)
     run = await begin(state, fields, owner_of(request))
     options = RenderOptions(dialect, fields.obfuscates)
     if fields.background:
@@ -80,12 +80,8 @@ class _Stream(Response):
 
 
 async def _read(state: ServerState, request: Request) -> ResponsesRequest:
-    return _checked(state, await read_as(request, state.config, parse_request))
-
-
-def _checked(state: ServerState, fields: ResponsesRequest) -> ResponsesRequest:
-    if fields.model is not None:
-        check_model(state, fields.model)
+    fields = await read_as(request, state.config, parse_request)
+    check_model(state, fields.model)
     return fields
 
 

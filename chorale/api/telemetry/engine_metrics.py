@@ -6,6 +6,7 @@ names of vLLM's offloading connector.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -157,6 +158,13 @@ def _up(seen: Seen) -> Values:
     return {} if status == LEFT else {(): status.state in ("ready", "draining")}
 
 
+def _adapters(seen: Seen) -> Values:
+    """Returns the time, with the names of the adapters as labels, as in vLLM."""
+    stats, info = seen.stats, seen.info
+    most = str(info.max_loras if info is not None else 0)
+    return {(most, ",".join(stats.waiting_adapters), ",".join(stats.running_adapters)): time.time()}
+
+
 CACHE_SOURCES = ("device", "host", "p2p", "disk", "external_unspecified")  # vLLM's; only two occur here
 _COMPUTES = ("device", "dtype", "kv_cache_dtype", "ops", "tensor_parallel_size")
 # fmt: off
@@ -170,6 +178,9 @@ ENGINE_METRICS: tuple[EngineMetric, ...] = (
                  _waiting, ("reason",)),
     EngineMetric(GAUGE, "vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1",
                  lambda seen: seen.stats.kv_blocks_used / max(seen.stats.kv_blocks_total, 1)),
+    EngineMetric(GAUGE, "vllm:lora_requests_info", "Adapters of requests; value: the time",
+                 _adapters, ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+                 lambda info: info.max_loras > 0),
     *_totals(ENGINE_COUNTERS),
     EngineMetric(COUNTER, "vllm:prompt_tokens_by_source", "Prompt tokens by source", _by_source, ("source",)),
     EngineMetric(COUNTER, "vllm:prompt_tokens_cached_by_source", "Tokens found in the prefix cache, by where",

@@ -24,7 +24,7 @@ from chorale.api.http.sse import DONE, last_error
 from chorale.api.limits import check_scores
 from chorale.api.logprobs import is_scored
 from chorale.api.routed_experts import check_experts
-from chorale.api.state import ServerState, check_model
+from chorale.api.state import ServerState, select_model
 from chorale.api.tokens.answer import Piece, TokenAnswer
 from chorale.api.tokens.generated import chat_choice, chunk_of, folded
 from chorale.api.tokens.request import AbortRequest, GenerateRequest, parse_generate, placed
@@ -47,7 +47,7 @@ Running = dict[
 
 async def generate(state: ServerState, running: Running, request: Request) -> Response:
     asked = await read_as(request, state.config, parse_generate)
-    check_model(state, asked.model)
+    state = select_model(state, asked.model)
     owner = owner_of(request)
     chat = asked.chat()
     turn = await prepare(state, asked, chat, owner)

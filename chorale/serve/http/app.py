@@ -11,6 +11,7 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from chorale.api.adapters import AdapterRegistry
 from chorale.api.app import create_app
 from chorale.api.batches.lines import make_runner
 from chorale.api.http.middleware import HttpMiddleware
@@ -131,6 +132,7 @@ def _make_state(client: EngineClient, start: ApiStart, vocab: Vocabulary, tools:
         ),
         store=_open_store(start.server, vocab),
         model_names=names,
+        adapters=AdapterRegistry(start.server.lora_modules),
         tracer=open_tracer(start.server.otlp_traces_endpoint, f"api-{start.process}"),
     )
 

@@ -17,7 +17,7 @@ from chorale.api.responses.background.job import Job
 from chorale.api.responses.prepare import prepare
 from chorale.api.responses.request import ResponsesRequest, parse_request
 from chorale.api.responses.run import Run
-from chorale.api.state import ServerState
+from chorale.api.state import ServerState, select_model
 from chorale.errors import ChoraleError, EngineError, QueueFullError
 from chorale.store.protocol import Claimed, StoreError
 
@@ -40,9 +40,8 @@ class Resumer:
         if state.client.status.state != "ready" or state.lifecycle.draining:
             return []
         model = state.model_names[0]
-        return [
-            response_id for response_id, named in await state.store.background.waiting() if named == model
-        ]
+        waiting = await state.store.background.waiting()
+        return [response_id for response_id, named in waiting if named == model or named in state.adapters]
 
     @property
     def room(self) -> int:
@@ -71,6 +70,7 @@ class Resumer:
         state, stored = self._state, claimed.response
         CALLER.set(stored.owner)  # the job's task inherits it
         fields = await asyncio.to_thread(_unpacked, claimed.request)
+        state = select_model(state, fields.model)
         prepared = await prepare(state, fields, stored.owner)
         prepared = replace(
             prepared,

@@ -34,7 +34,7 @@ from chorale.api.responses.request import ResponsesRequest, parse_request
 from chorale.api.responses.run import Run, begin
 from chorale.api.responses.translate import RenderOptions
 from chorale.api.responses.websocket.lanes import Create, Lanes
-from chorale.api.state import ServerState, check_model
+from chorale.api.state import ServerState, select_model
 from chorale.api.telemetry.generation_span import CLIENT_LEFT as DISCONNECTED
 from chorale.api.telemetry.request_trace import End, begin_request, end_request
 from chorale.errors import ChoraleError, EngineLoadingError, QueueFullError, RequestError, invalid
@@ -159,8 +159,8 @@ class Session:
     async def _respond(self, create: Create) -> None:
         read = partial(read_create, create.data)
         fields, generate = await beside(read, heavy=create.num_bytes > THREAD_BYTES)
-        check_model(self._state, fields.model)
-        run = await begin(self._state, fields, self._owner, self._known(fields.previous_response_id))
+        state = select_model(self._state, fields.model)
+        run = await begin(state, fields, self._owner, self._known(fields.previous_response_id))
         warned = warnings(header(CURRENT.get()))
         try:
             options = RenderOptions(self._dialect, fields.obfuscates)
