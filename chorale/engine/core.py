@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from chorale.config.sampling_fields import MAX_CHOICES
-from chorale.engine.adapters import AdapterQueue, AdapterService
+from chorale.engine.adapters.queue import AdapterQueue, AdapterService
 from chorale.engine.admission import Admission
 from chorale.engine.commands import Command, DeviceControl, NoDeviceControl, Outcome
 from chorale.engine.control import Control

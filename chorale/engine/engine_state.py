@@ -29,7 +29,7 @@ import numpy as np
 
 from chorale.engine import emit
 from chorale.engine.accounts import Accounts
-from chorale.engine.adapters import AdapterQueue
+from chorale.engine.adapters.queue import AdapterQueue
 from chorale.engine.commands import FIRST_VERSION
 from chorale.engine.drafter import Drafter
 from chorale.engine.kv_cache.cache import HybridCache

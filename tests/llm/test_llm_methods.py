@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chorale import LLM, SamplingParams
+from chorale import LLM, LoRARequest, SamplingParams
 from chorale.errors import ConfigError, ConflictError
 from chorale.llm.metrics import Counter, Gauge, Histogram, Metric, Vector
 from chorale.llm.outputs import FlatLogprobs, RequestOutput
@@ -277,20 +277,20 @@ def test_a_chat_takes_the_arguments_of_a_template(llm: LLM) -> None:
         ({"chat_template_kwargs": {"enable_thinking": True}}, TypeError),
         ({"chat_template": "{{ x }}"}, ValueError),
         ({"add_generation_prompt": False}, ValueError),
-        ({"lora_request": object()}, ValueError),
+        ({"lora_request": [object()]}, TypeError),
         ({"tool": []}, TypeError),
     ):
         with pytest.raises(error, match=next(iter(given))):
             llm.chat(MESSAGES, GREEDY, **given)
-    with pytest.raises(ValueError, match="lora_request"):
-        llm.generate("Hello", GREEDY, lora_request=object())
+    with pytest.raises(ValueError, match="enable_lora"):
+        llm.generate("Hello", GREEDY, lora_request=LoRARequest("a", 1, "/a"))
 
 
 def test_an_argument_of_vllm_s_server_is_treated_as_its_flag(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with LLM(str(folder), **OPTIONS, quantization="mxfp4", runner="auto", lora_modules=None) as llm:  # type: ignore[call-arg]
+    with LLM(str(folder), **OPTIONS, quantization="mxfp4", runner="auto", lora_dtype=None) as llm:  # type: ignore[call-arg]
         assert llm.info.vocab_size == 201088
     assert "quantization has no effect" in caplog.text
-    with pytest.raises(ConfigError, match=r"^LLM: enable_lora is not supported"):
-        LLM(str(folder), enable_lora=True)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"^LLM: lora_target_modules is not supported"):
+        LLM(str(folder), lora_target_modules=["q"])  # type: ignore[call-arg]

@@ -13,7 +13,7 @@ from chorale.engine.core import EngineCore
 from chorale.engine.drafts.lookup import NgramDrafter
 from chorale.engine.types import AdapterRef, GenerateRequest
 from chorale.errors import AdapterError, ConfigError
-from tests.support.lora import write_adapter
+from tests.support.device.lora import write_adapter
 from tests.support.runtime import (
     Answer,
     each_alone,

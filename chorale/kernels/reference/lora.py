@@ -145,7 +145,8 @@ def moe(
     for adapter, rows in adapted:
         is_plain[rows] = False
         given = [tensor.index_select(0, rows) for tensor in (normed, expert_ids, gates, x)]
-        changed = reference_moe.moe(given[0], given[1], given[2], _AdaptedExperts(experts, adapter), given[3])
+        own: Any = _AdaptedExperts(experts, adapter)
+        changed = reference_moe.moe(given[0], given[1], given[2], own, given[3])
         x.index_copy_(0, rows, changed)
     plain = is_plain.nonzero().squeeze(1)
     if len(plain):

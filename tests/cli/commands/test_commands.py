@@ -214,7 +214,7 @@ def test_help_accepts_a_group_a_flag_or_a_word(capsys: pytest.CaptureFixture[str
     assert shown("max-num-seqs") == shown("--max_num_seqs")
     assert shown("max-num-seqs").startswith("  --max-num-seqs N")
     assert shown("enforce-eager").startswith("  --[no-]enforce-eager")
-    assert "refused: adapters are not" in " ".join(shown("enable-lora").split())  # at any width
+    assert "refused: every module" in " ".join(shown("lora-target-modules").split())  # at any width
     assert "--cudagraph-capture-sizes" in shown("cudagraph")
     assert shown("all") == shown("")
     assert "engine" in shown("listgroup")

@@ -71,8 +71,11 @@ ACCEPTED = [
 ]  # fmt: skip
 
 REFUSED = [
-    ("--enable-lora", "adapters"),
-    ("--lora-modules a=/x", "adapters"),
+    ("--lora-target-modules q_proj", "every module"),
+    ("--lora-modules a=/x", "--enable-lora"),
+    ("--enable-lora -tp 2", "one rank"),
+    ("--enable-lora --lora-modules a", "NAME=PATH"),
+    ("--enable-lora --max-loras 4 --max-cpu-loras 2", "--max-cpu-loras"),
     ("--tensor-parallel-size 3", "must be one of 1, 2, 4, 8"),
     ("-tp 16", "must be one of 1, 2, 4, 8"),
     ("--data-parallel-size 0", "between 1 and 64"),
@@ -90,7 +93,7 @@ REFUSED = [
     ("-cc '[1]'", "JSON object"),
     ('--kv-transfer-config \'{"kv_connector":"LMCacheConnectorV1"}\'', "disaggregated prefill"),
     ("--ec-transfer-config.ec_role ec_consumer", "disaggregated prefill"),
-    ("--max-loras 4", "adapters"),
+    ("--max-lora-rank 512", "256"),
     ("--watermark-config.gamma 0.5", "watermarked"),
     ("--headless", "one machine"),
     ("--nnodes 2", "one machine"),

@@ -42,6 +42,7 @@ class Tokens:
     """Token 100 + i at position i."""
 
     cache_salt = "salt"
+    adapter = BASE
 
     def tokens_between(self, start: int, stop: int) -> IntArray:
         return np.arange(100 + start, 100 + stop, dtype=np.int32)

@@ -12,8 +12,8 @@ import torch
 from chorale.errors import AdapterError
 from chorale.model.config_writer import make_config
 from chorale.model.lora.read import read_adapter
+from tests.support.device.lora import RANK, Draft, attention, parameters, tinker, unsloth, write_folder
 from tests.support.device.model import SMALL
-from tests.support.lora import RANK, Draft, attention, parameters, tinker, unsloth, write_folder
 
 CONFIG = make_config(**{**SMALL, "layers": 2})
 LAYER = "base_model.model.model.layers.0"

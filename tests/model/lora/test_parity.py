@@ -16,9 +16,9 @@ from chorale.model.lora.read import read_adapter
 from chorale.model.weights import load_weights
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.model.test_parity import transformers_model
+from tests.support.device.lora import FORMATS, Draft, write_adapter
 from tests.support.device.model import SMALL, largest_difference, prompt
 from tests.support.device.paged import PagedRunner, Sequence
-from tests.support.lora import FORMATS, Draft, write_adapter
 
 CONFIG = make_config(**{**SMALL, "layers": 2})
 TOKENS = prompt(150)

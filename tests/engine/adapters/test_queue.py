@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from chorale.engine.adapters import PATIENCE, AdapterQueue
+from chorale.engine.adapters.queue import PATIENCE, AdapterQueue
 from chorale.engine.types import AdapterRef, GenerateRequest
 from chorale.errors import AdapterError
 

@@ -1,0 +1,1 @@
+"""Slots of LoRA adapters on the device."""
