@@ -46,6 +46,7 @@ COMMANDS = {
         "print versions and hardware for a bug report",
     ),
     "tools": ("chorale.cli.commands.serve.tools", "check the built-in tools, or serve them over MCP"),
+    "merge": ("chorale.cli.commands.models.merge", "write a checkpoint with a LoRA adapter added"),
     "vocab": ("chorale.cli.commands.models.export:run_vocab", "write the vocabulary for other harmony tools"),
     "completion": ("chorale.cli.completion", "print a completion script for bash, zsh or fish"),
     "demo": (

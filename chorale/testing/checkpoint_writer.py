@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -51,15 +52,22 @@ def write_random_checkpoint(
     if layout == "reference":
         write_safetensors(folder / "model.safetensors", specs, source)
     else:
-        _write_shards(folder, specs, source, config.num_hidden_layers + 1, threads)
+        write_shards(folder, specs, source, config.num_hidden_layers + 1, threads)
         (folder / "generation_config.json").write_text(json.dumps(GENERATION_CONFIG, indent=1))
     (folder / "config.json").write_text(json.dumps(config_json(config, layout), indent=1))
     return folder
 
 
-def _write_shards(
-    folder: Path, specs: list[TensorSpec], source: RandomTensors, num_files: int, threads: int
+class Tensors(Protocol):
+    """Makes the tensors of a checkpoint: bfloat16, uint8, or a float32 number."""
+
+    def tensor(self, layer: int | None, role: str) -> torch.Tensor: ...
+
+
+def write_shards(
+    folder: Path, specs: list[TensorSpec], source: Tensors, num_files: int, threads: int = 1
 ) -> None:
+    """Write a file for each layer and one for the rest, with an index."""
     layers = {number: number for number in range(num_files - 1)}
     names = {number: f"model-{number + 1:05d}-of-{num_files:05d}.safetensors" for number in range(num_files)}
     shards = {
@@ -76,7 +84,7 @@ def _write_shards(
     (folder / INDEX_NAME).write_text(json.dumps(index))
 
 
-def write_safetensors(path: Path, specs: Iterable[TensorSpec], source: RandomTensors) -> int:
+def write_safetensors(path: Path, specs: Iterable[TensorSpec], source: Tensors) -> int:
     """Writes one safetensors file, tensor by tensor. Returns the bytes of its tensors."""
     specs = list(specs)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
