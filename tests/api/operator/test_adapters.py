@@ -12,6 +12,7 @@ from chorale.config.adapters import LoraModule
 from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import BASE, AdapterRef
 from chorale.errors import ConflictError
+from chorale.testing.scripted_client import ScriptedClient
 from tests.support.scripted import playing
 from tests.support.server import Server, served
 
@@ -48,7 +49,7 @@ async def test_model_chooses_the_adapter(path: str, body: dict[str, Any]) -> Non
 async def test_models_lists_adapters_under_their_base() -> None:
     async with served(playing("")) as server:
         tune(server)
-        base, adapter = (await server.http.get("/v1/models")).json()["data"]
+        base, *_, adapter = (await server.http.get("/v1/models")).json()["data"]
         assert (base["parent"], adapter["id"]) == (None, "tuned")
         assert (adapter["parent"], adapter["root"]) == (base["id"], "/adapters/tuned")
         assert (await server.http.get("/v1/models/tuned")).json()["parent"] == base["id"]
@@ -103,16 +104,14 @@ async def test_what_may_not_be_loaded(tmp_path: Path) -> None:
         assert server.client.commands == []
 
 
-async def test_the_engine_s_reason_reaches_the_client(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class RefusingClient(ScriptedClient):
+    async def control(self, command: Command) -> Outcome:
+        raise ConflictError("the adapter changes nothing")
+
+
+async def test_the_engine_s_reason_reaches_the_client(tmp_path: Path) -> None:
     options: dict[str, Any] = {"enable_lora": True, "lora_updates": True, "lora_dirs": (str(tmp_path),)}
-    async with served(playing(""), **options) as server:
-
-        async def refuse(command: Command) -> Outcome:
-            raise ConflictError("the adapter changes nothing")
-
-        monkeypatch.setattr(server.client, "control", refuse)
+    async with served(RefusingClient(playing("").source), **options) as server:
         status, error = await load(server, tmp_path)
         assert (status, error["code"], error["param"]) == (400, "invalid_adapter", "lora_path")
         assert error["message"] == "the adapter changes nothing"
