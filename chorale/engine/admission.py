@@ -18,6 +18,7 @@ from chorale.config.seeds import SEED_BITS, choice_seed
 from chorale.engine.kv_cache.hashing import root_hash, salted_root
 from chorale.engine.sequence import RequestState, Sequence
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec
+from chorale.errors import ConfigError
 
 # Added to the priority of batch work, so that under every policy all other requests go first.
 BATCH = 2**40
@@ -120,3 +121,19 @@ def _token_ids(sampling: SamplingSpec) -> Iterable[tuple[str, Iterable[int]]]:
     yield "logprob_token_ids", sampling.logprob_token_ids
     for word in sampling.bad_words:
         yield "bad_words", word
+
+
+def check_limits(limits: EngineLimits) -> None:
+    """Raises ``ConfigError`` naming the limit that cannot work."""
+    least = {
+        "num_blocks": 2,  # one block of each group
+        "block_size": 1,
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 1,
+        "max_model_len": 2,
+        "sliding_window": 1,
+    }
+    for name, minimum in least.items():
+        value = getattr(limits, name)
+        if value < minimum:
+            raise ConfigError(f"{name} must be at least {minimum}, not {value}")

@@ -9,16 +9,15 @@ made; with it, the next plan is made and executed first, so that the device alwa
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from chorale.config.sampling_fields import MAX_CHOICES
 from chorale.engine.adapters.queue import AdapterQueue, AdapterService
-from chorale.engine.admission import Admission
+from chorale.engine.admission import Admission, check_limits
 from chorale.engine.commands import Command, DeviceControl, NoDeviceControl, Outcome
 from chorale.engine.control import Control
 from chorale.engine.engine_state import EngineState
@@ -38,7 +37,7 @@ from chorale.engine.types import (
     StepHandle,
     TokenChunk,
 )
-from chorale.errors import ConfigError, EngineError
+from chorale.errors import EngineError
 
 
 class EngineCore:
@@ -272,7 +271,7 @@ class EngineCore:
             num_drafts=committed.accepted_lengths.total(),
             num_draft_tokens=committed.num_draft_tokens,
             num_accepted_tokens=committed.num_accepted_tokens,
-            accepted_per_position=_at_least(committed.accepted_lengths),
+            accepted_per_position=committed.accepted_per_position,
             prompt_tokens_left=engine.prompt_tokens_left,
             sleep_state=0 if self._control.sleep_level is None else 1 + self._control.sleep_level,
             step_tokens=self._step_tokens.values,
@@ -325,26 +324,3 @@ class EngineCore:
         self._pending_grammars.close()
         self._adapters.close()
         self._executor.shutdown()
-
-
-def _at_least(lengths: Counter[int]) -> tuple[int, ...]:
-    """Return how many drafts had at least 1, 2, ... accepted tokens."""
-    longest = max(lengths, default=0)
-    counts = [lengths[length] for length in range(longest, 0, -1)]
-    return tuple(itertools.accumulate(counts))[::-1]
-
-
-def check_limits(limits: EngineLimits) -> None:
-    """Raises ``ConfigError`` naming the limit that cannot work."""
-    least = {
-        "num_blocks": 2,  # one block of each group
-        "block_size": 1,
-        "max_num_seqs": 1,
-        "max_num_batched_tokens": 1,
-        "max_model_len": 2,
-        "sliding_window": 1,
-    }
-    for name, minimum in least.items():
-        value = getattr(limits, name)
-        if value < minimum:
-            raise ConfigError(f"{name} must be at least {minimum}, not {value}")

@@ -66,7 +66,7 @@ class EngineOptions(TypedDict, total=False):
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None
     kv_events_config: KvEventsConfig | Mapping[str, Any] | None
     enable_lora: bool
-    lora_modules: Sequence[LoraModule]
+    lora_modules: tuple[LoraModule, ...]
     max_loras: int
     max_lora_rank: int
     max_cpu_loras: int | None

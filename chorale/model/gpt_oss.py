@@ -13,13 +13,12 @@
 
     norm(x) = x / sqrt(mean(x^2) + eps) * w
 
-This file owns the order of the operations and the rotary table. It knows nothing about devices, packed
+This file owns the order of the operations. It knows nothing about devices, packed
 weights or the purpose of a row of the batch. Shape letters are those of ``kernels/ops.py``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from chorale.kernels.ops import AttentionShape, ForwardBatch, Ops, QkvWeights, RouterWeights
-from chorale.model.config import ModelConfig, RopeConfig
+from chorale.model.config import ModelConfig
+from chorale.model.rope import rope_table
 
 if TYPE_CHECKING:
     from chorale.kernels.adapters import AdapterBatch
@@ -117,10 +117,7 @@ class GptOss:
     ) -> torch.Tensor:
         """``hidden`` without inference mode, for training with other ops."""
         ops, eps = self.ops, self.config.rms_norm_eps
-        layer_ops: Any = ops
-        extra: tuple[Any, ...] = ()  # last arguments of the ops of one layer
-        if batch.adapters is not None:
-            layer_ops = ops.lora
+        layer_ops: Any = ops if batch.adapters is None else ops.lora
         plan = ops.plan_attention(batch.attention, self.shape, kv[0].shape[3])
         rope = self.rope.index_select(0, batch.attention.positions)  # [T, D]: cos | sin
         x = ops.embed(self.weights.embedding, batch.token_ids)  # [T, H]
@@ -132,8 +129,7 @@ class GptOss:
         for number, ((layer, group, tensor), next_qkv) in enumerate(
             zip(self.layers, following, strict=True), 1
         ):
-            if batch.adapters is not None:
-                extra = batch.adapters, number - 1
+            extra = () if batch.adapters is None else (batch.adapters, number - 1)
             # [T, Nq, D]
             q = layer_ops.qkv_rope_cache(x, normed, layer.qkv, eps, rope, plan, group, kv[tensor], *extra)
             attended = ops.attention(q, kv[tensor], layer.sinks, plan, group)  # [T, Nq * D]
@@ -163,44 +159,3 @@ class GptOss:
             head = self.ops.lora.lm_head
             return head(hidden, index, weights.final_norm, weights.head, eps, adapters)
         return self.ops.lm_head(hidden, index, weights.final_norm, weights.head, eps)
-
-
-def yarn_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Return radians per position of the D/2 pairs, [D / 2] float32 (YaRN, "NTK by parts").
-
-    Pairs that turn more than ``beta_fast`` times within the original context keep their frequency, those that
-    turn less than ``beta_slow`` times are slowed by ``factor``, and a linear ramp lies in between. gpt-oss
-    does not truncate the ends of that ramp to whole dimensions.
-    """
-    half = head_dim // 2
-    plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    if rope.factor <= 1.0:
-        return plain
-
-    def dimension_of(turns: float) -> float:
-        period = rope.original_max_position / (turns * 2 * math.pi)
-        return half * math.log(period) / math.log(rope.theta)
-
-    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
-    if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0.0), min(high, head_dim - 1.0)
-    ramp = (torch.arange(half, dtype=torch.float32) - low) / max(high - low, 1e-3)
-    slowed = ramp.clamp(0.0, 1.0)  # 0: unchanged, 1: slowed by the whole factor
-    return plain * (1.0 - slowed) + plain / rope.factor * slowed
-
-
-def rope_table(rope: RopeConfig, head_dim: int, num_positions: int) -> torch.Tensor:
-    """Return [num_positions, D] float32: D/2 cosines, then D/2 sines, times the YaRN concentration.
-
-    Angles are float32 products of float32 frequencies, as in training: at position 100,000 the float64 angle
-    of the fastest pair differs by up to 4e-3 radians.
-    """
-    return angle_table(yarn_frequencies(rope, head_dim), num_positions).mul_(rope.concentration)
-
-
-def angle_table(frequencies: torch.Tensor, num_positions: int) -> torch.Tensor:
-    """Return [num_positions, D] float32: cosines, then sines, of ``frequencies`` [D / 2], radians per
-    position."""
-    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
-    return torch.cat((angles.cos(), angles.sin()), dim=-1)

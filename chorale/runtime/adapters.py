@@ -8,6 +8,7 @@ used least recently are dropped, and read again when they are needed.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -52,7 +53,7 @@ class AdapterStore:
 
     def place(self, adapter: AdapterRef, slot: int) -> Future[None]:
         self._slots[slot] = None
-        return self._thread.submit(self._place, adapter, slot)
+        return self._thread.submit(self._place, adapter, slot, self._device.mark())
 
     def forget(self, adapter_id: int) -> None:
         self._thread.submit(self._host.pop, adapter_id, None)
@@ -64,7 +65,8 @@ class AdapterStore:
         self._host_copy(adapter)
 
     @torch.inference_mode()
-    def _place(self, adapter: AdapterRef, slot: int) -> None:
+    def _place(self, adapter: AdapterRef, slot: int, wait: Callable[[], None]) -> None:
+        wait()  # a step whose request was aborted may still read memory that is reused now
         with self._stream.current():
             found = self._host_copy(adapter).map(self._uploaded)
             self._device.mark()()

@@ -18,7 +18,7 @@ from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Op
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.measure.selfcheck.device.machine import Machine
 from chorale.measure.selfcheck.recorded import Draw, Position, Recording, Sequence
-from chorale.model import gpt_oss
+from chorale.model import gpt_oss, rope
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.serve.engine import build_rank
@@ -73,8 +73,8 @@ def _window_one_less(patch: pytest.MonkeyPatch) -> Ops:
 
 
 def _no_concentration(patch: pytest.MonkeyPatch) -> Ops:
-    def table(rope: Any, head_dim: int, num_positions: int) -> torch.Tensor:
-        return gpt_oss.angle_table(gpt_oss.yarn_frequencies(rope, head_dim), num_positions)
+    def table(config: Any, head_dim: int, num_positions: int) -> torch.Tensor:
+        return rope.angle_table(rope.yarn_frequencies(config, head_dim), num_positions)
 
     patch.setattr(gpt_oss, "rope_table", table)
     return REFERENCE_OPS

@@ -6,6 +6,7 @@ a chunk. All other cases are marked ``needs_slow_path`` or found by comparing ar
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -35,6 +36,13 @@ class Committer:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.accepted_lengths = Counter[int]()  # accepted tokens -> drafts
+
+    @property
+    def accepted_per_position(self) -> tuple[int, ...]:
+        """How many drafts had at least 1, 2, ... accepted tokens."""
+        lengths = self.accepted_lengths
+        counts = [lengths[length] for length in range(max(lengths, default=0), 0, -1)]
+        return tuple(itertools.accumulate(counts))[::-1]
 
     def commit(self, record: StepRecord, result: StepResult, now: float) -> None:
         """``record`` is the oldest step in flight and ``result`` is its result."""

@@ -8,7 +8,7 @@ import torch
 
 from chorale.model.config import RopeConfig
 from chorale.model.draft.config import Llama3Rope
-from chorale.model.gpt_oss import angle_table, rope_table
+from chorale.model.rope import angle_table, rope_table
 
 
 def head_rope_table(rope: RopeConfig | Llama3Rope, head_dim: int, num_positions: int) -> torch.Tensor:

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 USAGE = """usage: chorale merge MODEL ADAPTER OUT [--experts bf16|mxfp4]
 
-Writes the model with the adapter added to the new folder OUT. Experts stay MXFP4 if the adapter does not
-change them; otherwise they become bfloat16, or MXFP4 again with --experts mxfp4, which rounds them."""
+Writes the model with the adapter added to the new folder OUT. Experts stay
+MXFP4 if the adapter does not change them; otherwise they become bfloat16, or
+MXFP4 again with --experts mxfp4, which rounds them."""
 _KEPT = (".json", ".jinja", ".txt", ".md", ".model")
 _WRITTEN = ("config.json", "model.safetensors.index.json", "adapter_config.json")
 
