@@ -66,7 +66,7 @@ class MergedWeights:
         whole, head = self._checkpoint.read(None, role), self._adapter.head
         if role == "head" and isinstance(head, LowRank):
             whole = whole.float() + head.b.float() @ head.a.float()
-        elif role == "head" and head is not None:
+        elif role == "head" and isinstance(head, torch.Tensor):
             whole = head
         return whole.to(torch.bfloat16)
 
@@ -76,7 +76,8 @@ class MergedWeights:
         if name not in _QKV or self._checkpoint.has(layer, role):
             return self._checkpoint.read(layer, role)
         whole = self._checkpoint.read(layer, f"qkv.{kind}")
-        return whole.split(self._sizes)[_QKV.index(name)]
+        first = _QKV.index(name)
+        return whole.narrow(0, sum(self._sizes[:first]), self._sizes[first])
 
     # ------------------------------------------------------------------ experts
 
