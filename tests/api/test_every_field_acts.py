@@ -26,6 +26,8 @@ WITHOUT_EFFECT: dict[tuple[str, str], str] = {
     ("ContextManagement", "type"): "its only value names what the entry does",
     ("CreateItems", "include"): "items are always returned whole",
     ("CompactRequest", "service_tier"): "there is one tier",
+    ("LoadRequest", "is_3d_lora_weight"): "the file of the adapter shows it",
+    ("UnloadRequest", "lora_int_id"): "the name says which one, as in vLLM",
     ("ExpiresAfter", "anchor"): "its only value is the creation time",
     ("Generated", "output_mode"): "its only value is the form that can be read",
     ("UploadForm", "file"): "in the schema only: the content is read as it arrives",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -56,7 +55,7 @@ async def _if_on(
 
 
 async def load(state: ServerState, request: Request) -> Response:
-    asked: Any = await read_as(request, state.config, partial(parse, LoadRequest))
+    asked = await read_as(request, state.config, partial(parse, LoadRequest))
     name, adapters = asked.lora_name, state.adapters
     if not is_name(name):
         raise invalid("lora_name", "must be a printable name of at most 256 characters")
@@ -77,7 +76,7 @@ async def load(state: ServerState, request: Request) -> Response:
 
 
 async def unload(state: ServerState, request: Request) -> Response:
-    asked: Any = await read_as(request, state.config, partial(parse, UnloadRequest))
+    asked = await read_as(request, state.config, partial(parse, UnloadRequest))
     ref = state.adapters.remove(asked.lora_name)
     await state.client.control(Command(action="unload_adapter", adapter=ref))
     return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
