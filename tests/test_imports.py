@@ -35,7 +35,6 @@ turns: client.base config engine.types errors grammar harmony ids tools.contract
 requests: config errors grammar harmony tools tracing turns
 model: config errors harmony kernels machine parallel
 runtime: config engine errors grammar harmony kernels machine model parallel
-testing: client engine errors grammar kernels model
 jobs: client config engine.types errors harmony ids machine requests store tracing
 api: client config engine errors grammar harmony ids jobs machine requests store tools tracing turns version
 serve: api client config engine errors grammar harmony jobs kernels machine model parallel runtime store tools
@@ -48,7 +47,7 @@ for _line in DIRECTIONS.strip().splitlines():
     ALLOWED.setdefault(_line.partition(":")[0], set()).update(_line.partition(":")[2].split())
 FREE = {"cli", "__init__", "__main__"}
 TORCH_FREE = ALLOWED.keys() - {
-    "kernels", "llm", "measure", "model", "parallel", "runtime", "serve", "testing",
+    "kernels", "llm", "measure", "model", "parallel", "runtime", "serve",
 }  # fmt: skip
 
 

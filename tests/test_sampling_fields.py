@@ -23,8 +23,8 @@ from chorale.model.config import _read_sampling
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.serve.engine import build
-from chorale.testing.fake_executor import FakeExecutor
 from chorale.turns.compaction import sampling_of_pass
+from tests.support.engine.fake_executor import FakeExecutor
 from tests.support.runtime import CPU, row_start, sampling_batch
 from tests.support.scripted import FINAL, playing
 from tests.support.server import served

@@ -112,6 +112,7 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
     from chorale.config.engine import EngineConfig
     from chorale.kernels.reference.ops import REFERENCE_OPS
     from chorale.machine.hardware import Hardware
+    from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
     from chorale.model.config import ModelConfig
     from chorale.model.config_writer import make_config
     from chorale.runtime.build_executor import allocate_kv, make_executor
@@ -119,7 +120,6 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
     from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
     from chorale.runtime.sizing.resolve import resolve
     from chorale.serve.engine.build_rank import load_model
-    from chorale.testing.checkpoint_writer import write_random_checkpoint
 
     class Idle(CpuDevice):
         def capture(self, step: Callable[[], None]) -> Callable[[], None]:

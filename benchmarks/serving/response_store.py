@@ -28,8 +28,8 @@ from chorale.harmony.vocab import Vocabulary, load_vocabulary
 from chorale.ids import new_id
 from chorale.store.protocol import StoredItem, StoredResponse
 from chorale.store.store import SqliteStore
-from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.turns.events import ItemDelta, ItemOpened
+from tests.support.engine.scripted_client import Script, ScriptedClient
 
 NUM_PUTS = 3000
 NUM_DELTAS = 200_000

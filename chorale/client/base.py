@@ -2,7 +2,7 @@
 
 ``EngineClient`` has two implementations in the product, ``remote`` (the engine in its own process, over an
 ipc socket) and ``fleet`` (several of those), and two for tests: token streams written by hand
-(``chorale/testing``), and an engine in a thread (``tests/support``). The server cannot tell them apart.
+and an engine in a thread (both in ``tests/support``). The server cannot tell them apart.
 ``LLM`` has no client: it steps a ``Core`` itself.
 """
 

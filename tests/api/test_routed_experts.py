@@ -16,9 +16,9 @@ from chorale.api.routed_experts import expert_field
 from chorale.client.base import EngineInfo
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, ExpertIds, SamplingSpec
-from chorale.testing.fake_executor import FakeExecutor, FakeModel, fake_experts
 from chorale.turns.events import TurnEnded, Usage
 from chorale.turns.request import TurnRequest
+from tests.support.engine.fake_executor import FakeExecutor, FakeModel, fake_experts
 from tests.support.local_client import LocalClient
 from tests.support.scripted import ANALYSIS, changing, events_of, playing
 from tests.support.server import Server, served

@@ -12,7 +12,7 @@ from chorale.engine.commands import Command, Outcome
 from chorale.engine.core import EngineCore
 from chorale.engine.types import StepPlan, TokenChunk
 from chorale.errors import ConflictError
-from chorale.testing.fake_executor import FakeHandle
+from tests.support.engine.fake_executor import FakeHandle
 from tests.support.engine.integrity import check_integrity
 from tests.support.engine.recording import Engine, RecordingExecutor, ends, tokens_by_choice
 from tests.support.engine.simulation import Ticker

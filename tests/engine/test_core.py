@@ -10,7 +10,7 @@ from chorale.config.seeds import choice_seed
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec
 from chorale.errors import ConfigError, EngineError
-from chorale.testing.fake_executor import FakeExecutor, FakeModel
+from tests.support.engine.fake_executor import FakeExecutor, FakeModel
 from tests.support.engine.integrity import check_integrity
 from tests.support.engine.recording import DEFAULTS, Engine, ends, tokens_by_choice
 

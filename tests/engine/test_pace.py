@@ -20,9 +20,9 @@ from chorale.engine.types import (
     StepResult,
     TokenChunk,
 )
-from chorale.testing.fake_executor import FakeExecutor, FakeModel
 from tests.engine.test_simulation import tight_limits
 from tests.support.engine import simulation
+from tests.support.engine.fake_executor import FakeExecutor, FakeModel
 from tests.support.engine.integrity import check_integrity
 from tests.support.engine.simulation import Life, simulate
 

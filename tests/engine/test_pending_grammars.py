@@ -11,7 +11,7 @@ import pytest
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec
 from chorale.errors import EngineError
-from chorale.testing.fake_executor import FakeExecutor, FakeModel
+from tests.support.engine.fake_executor import FakeExecutor, FakeModel
 
 LIMITS = EngineLimits(
     num_blocks=64,

@@ -23,8 +23,8 @@ from chorale.engine.types import (
     StepResult,
     TokenChunk,
 )
-from chorale.testing.fake_executor import FakeExecutor, FakeModel, FakeRow
 from tests.support.engine.drafters import Future, Oracle
+from tests.support.engine.fake_executor import FakeExecutor, FakeModel, FakeRow
 from tests.support.engine.integrity import check_integrity
 from tests.support.engine.recording import DEFAULTS, ends, tokens_by_choice
 from tests.support.engine.simulation import Ticker

@@ -10,7 +10,7 @@ import pytest
 
 from chorale.client.continuation import continued, without_repeated
 from chorale.engine.types import GenerateRequest, SamplingSpec
-from chorale.testing.fake_executor import FakeModel, fake_experts
+from tests.support.engine.fake_executor import FakeModel, fake_experts
 from tests.support.engine.recording import Engine
 
 SHAPE = (2, 4)  # of ``fake_experts``

@@ -15,9 +15,9 @@ from chorale.grammar.constraint import json_schema
 from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import START
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.engine.build import build_engine
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.grammar.schema_cases import BIAS, SCHEMAS, VOCAB, valid
 
 pytestmark = pytest.mark.gpu

@@ -28,8 +28,8 @@ import pytest
 import torch
 
 from chorale.engine.core import EngineCore
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.gpu.full_size import Errors, Scored, check, engine, parts, random_texts, score, unrelated
 
 pytestmark = pytest.mark.gpu

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from chorale.engine.types import GenerateRequest
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.gpu.scores import FLOAT32_BOUND, check_rounding, differences, scores
 from tests.parallel.test_ranks import WIDE, common
 from tests.serve.engine.test_ranks import NOTICED, RESTARTED, failure_of, rank_of

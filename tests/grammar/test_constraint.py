@@ -20,7 +20,7 @@ from chorale.grammar.frames import raw_grammar
 from chorale.grammar.matcher import check_constraint, compile_grammar, to_lark
 from chorale.harmony.vocab import load_vocabulary
 from chorale.requests.formats import constraint_of
-from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.fuzz.worst_input import check_linear
 
 

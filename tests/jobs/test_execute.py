@@ -21,7 +21,7 @@ from chorale.jobs.execute import (
 )
 from chorale.jobs.line import Answer, Line
 from chorale.requests.openai_client import AsyncClient, Endpoint, NoAnswerError
-from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.server import served
 
 HELLO = (200005, 17196, 200008, 13225, 200002)

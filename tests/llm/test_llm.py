@@ -30,9 +30,9 @@ from chorale.harmony.vocab import (
     export_vocabulary,
     load_vocabulary,
 )
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.engine import build
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.llm.scripted_core import scripted_llm
 
 torch.set_num_threads(1)

@@ -15,8 +15,8 @@ from chorale.errors import ConfigError, ConflictError
 from chorale.llm.metrics import Counter, Gauge, Histogram, Metric, Vector
 from chorale.llm.outputs import FlatLogprobs, RequestOutput
 from chorale.llm.params import RequestOutputKind
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.llm.test_llm import OPTIONS, SIZES
 
 MESSAGES = [{"role": "user", "content": "Hi <|end|>"}]

@@ -10,8 +10,8 @@ import pytest
 
 from chorale import LLM, SamplingParams
 from chorale.errors import ConfigError
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 
 ENGINE: dict[str, Any] = {"device": "cpu", "num_threads": 1, "max_model_len": 1024, "max_num_seqs": 1}
 PROMPT = "one two three"

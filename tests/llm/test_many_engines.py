@@ -18,8 +18,8 @@ from chorale import LLM, SamplingParams
 from chorale.errors import ConfigError, EngineDeadError
 from chorale.llm import progress
 from chorale.llm.many_engines import ManyEngines
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.llm.test_llm import OPTIONS, SIZES
 from tests.support.processes import children, is_running
 

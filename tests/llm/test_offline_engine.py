@@ -20,7 +20,7 @@ from chorale.llm import engine as module
 from chorale.llm.engine import OfflineEngine
 from chorale.machine import processes
 from chorale.machine.processes import tune_garbage_collector
-from chorale.testing.fake_executor import FakeExecutor
+from tests.support.engine.fake_executor import FakeExecutor
 
 LIMITS = EngineLimits(
     num_blocks=400,

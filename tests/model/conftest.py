@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.model.layouts import Layout
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.model import MakeModel, load_model
 
 torch.set_num_threads(1)

@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from chorale.errors import CheckpointError
 from chorale.kernels import select_ops
+from chorale.measure.bench.checkpoint_writer import RandomTensors, write_random_checkpoint
 from chorale.model.checkpoint import INDEX_NAME, Checkpoint, digest_weights
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.layouts import Layout, tensor_specs
 from chorale.model.safetensors_file import SafetensorsFile
 from chorale.model.weights import load_weights
-from chorale.testing.checkpoint_writer import RandomTensors, write_random_checkpoint
 from tests.support.device.model import SMALL, load_model
 
 CONFIG = make_config(**{**SMALL, "layers": 2, "hidden": 32, "inter": 32, "vocab": 64})

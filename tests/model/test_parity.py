@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from chorale.measure.bench.checkpoint_writer import RandomTensors
 from chorale.model.config import ModelConfig, RopeConfig
 from chorale.model.config_writer import config_json, make_config
 from chorale.model.gpt_oss import GptOss
 from chorale.model.layouts import tensor_specs
-from chorale.testing.checkpoint_writer import RandomTensors
 from tests.support.device.model import SMALL, MakeModel, largest_difference, prompt
 from tests.support.device.paged import PagedRunner
 

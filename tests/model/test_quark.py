@@ -17,12 +17,12 @@ from chorale.errors import CheckpointError, ConfigError, ModelConfigError
 from chorale.kernels import select_ops
 from chorale.kernels.ops import ExpertTensors
 from chorale.machine.hardware import Hardware
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.weights import load_weights
 from chorale.runtime.sizing.resolve import resolve
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.model import SMALL, load_model, prompt
 from tests.support.device.paged import PagedRunner
 

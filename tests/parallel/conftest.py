@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.parallel.test_shared_model import ODD
 
 

@@ -17,13 +17,13 @@ import pytest
 from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.errors import ChoraleError, ConfigError, EngineError, GpuError
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.parallel.communicator import Alone, CommunicationError
 from chorale.parallel.executor import RankedExecutor
 from chorale.parallel.processes import RankProcesses
 from chorale.serve.engine.build import build_engine
 from chorale.serve.engine.rank_process import CurrentStep
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.parallel.test_shared_model import ODD
 from tests.support.processes import children, exists
 from tests.support.runtime import make_engine, random_prompt, request

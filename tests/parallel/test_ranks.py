@@ -18,8 +18,8 @@ from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, TokenLogprobs
 from chorale.grammar import constraint
 from chorale.grammar.frames import raw_grammar
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.draft_worlds import check_equal as check_nearly_equal
 from tests.support.engine.drafters import knowing
 from tests.support.engine.integrity import check_integrity

@@ -15,6 +15,7 @@ import torch
 
 from chorale.kernels import select_ops
 from chorale.kernels.ops import ForwardBatch
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
@@ -25,7 +26,6 @@ from chorale.model.safetensors_file import DTYPES
 from chorale.model.weights import load_weights, weight_shapes
 from chorale.parallel.communicator import Silent
 from chorale.parallel.rank import Rank
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.parallel.ranks import load_shared, on_ranks, shares_of
 from tests.support.device.model import largest_difference, load_model
 from tests.support.device.paged import PagedRunner

@@ -18,6 +18,7 @@ from chorale.engine.core import EngineCore
 from chorale.engine.types import StepHandle, StepPlan, StepResult
 from chorale.kernels import select_ops
 from chorale.machine.hardware import Hardware
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.parallel.rank import Rank
@@ -28,7 +29,6 @@ from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sizing.resolve import resolve
 from chorale.serve.engine.build_rank import load_model
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.parallel.ranks import Meeting, ThreadCommunicator, shares_of
 from tests.parallel.test_ranks import check_equal, common
 from tests.parallel.test_shared_model import ODD

@@ -13,8 +13,8 @@ import pytest
 from chorale.engine.core import EngineCore
 from chorale.grammar import constraint
 from chorale.grammar.frames import raw_grammar
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.draft_worlds import KINDS, Tally, check_world
 from tests.support.grammar import structured
 from tests.support.runtime import SIZES, make_engine

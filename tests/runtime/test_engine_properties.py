@@ -16,10 +16,10 @@ import torch
 from chorale.config.seeds import choice_seed
 from chorale.engine.types import TokenLogprobs
 from chorale.errors import EngineError
+from chorale.measure.bench.checkpoint_writer import RandomTensors
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import config_json
 from chorale.model.layouts import tensor_specs
-from chorale.testing.checkpoint_writer import RandomTensors
 from tests.support.runtime import (
     VOCAB,
     Answer,

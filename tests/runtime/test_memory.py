@@ -19,13 +19,13 @@ from chorale.kernels.triton.reduce.memory import Layout as ExchangeLayout
 from chorale.machine import nvidia_smi
 from chorale.machine.hardware import DRIVER_BYTES, Hardware
 from chorale.machine.nvidia_smi import GpuUser
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.layouts import Layout
 from chorale.runtime.sizing.memory import GIB, NCCL_BYTES, kv_geometry, peer_bytes, rank_bytes, weight_bytes
 from chorale.runtime.sizing.resolve import Resolved, resolve
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 
 
 def gpt_oss(layers: int, experts: int) -> ModelConfig:

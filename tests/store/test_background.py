@@ -14,11 +14,11 @@ from chorale.api.responses.event_log import LogEvent, TurnBegan, join, pack, rea
 from chorale.jobs.background import Background
 from chorale.store.protocol import RESTARTED, EventChunk, EventPage, StoredItem, StoredResponse
 from chorale.store.store import Bounds, ResponseStore, SqliteStore
-from chorale.testing.scripted_client import Script
 from chorale.turns.events import ItemClosed, ItemDelta, ItemOpened
 from tests.api.responses.background.test_background import HANGS, ended, resume
 from tests.store.test_locked import write_lock
 from tests.store.test_store import kept, make, opened
+from tests.support.engine.scripted_client import Script
 from tests.support.responses import HELLO, fold_events, serve, tokens
 from tests.support.sse import parse_sse
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 
 from chorale.api.state import ServerState
-from chorale.testing.scripted_client import ScriptedClient
+from tests.support.engine.scripted_client import ScriptedClient
 from tests.support.scripted import fold_chat
 from tests.support.server import Server
 from tests.support.sse import frames

@@ -15,7 +15,7 @@ from chorale.client.base import EngineClient, EngineInfo
 from chorale.config.engine import ServerConfig
 from chorale.engine.types import GenerateRequest
 from chorale.store.store import ResponseStore, SqliteStore
-from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.server import VOCAB, Server, served
 
 MODEL = "gpt-oss-test"

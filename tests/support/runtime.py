@@ -15,13 +15,13 @@ from chorale.engine.core import EngineCore
 from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.types import GenerateRequest, RowStart, SamplingSpec, TokenChunk, TokenLogprobs
 from chorale.machine.hardware import Hardware
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.sampling.batch import SamplingBatch
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.serve.engine.build import build_engine
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.engine.integrity import check_integrity
 
 VOCAB = 512

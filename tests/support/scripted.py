@@ -15,12 +15,12 @@ import msgspec
 from chorale.client.stream import RequestStream
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, TokenLogprobs
 from chorale.harmony.messages import ToolDescription
-from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.turns.events import Fold, OutputEvent
 from chorale.turns.functions import Function
 from chorale.turns.request import TurnRequest
 from chorale.turns.rules import TurnRules
 from chorale.turns.run import run_turns
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.server import VOCAB
 
 ANALYSIS = "<|channel|>analysis<|message|>"

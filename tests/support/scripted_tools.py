@@ -10,7 +10,6 @@ from typing import Any
 from chorale.client.base import EngineInfo
 from chorale.harmony.builtin_tools import browser_tools, python_tool
 from chorale.harmony.messages import ToolDescription, ToolNamespace
-from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.tools.browser.citations import CitationRewriter
 from chorale.tools.contract import (
     BrowserDetail,
@@ -33,6 +32,7 @@ from chorale.tools.contract import (
     ToolResult,
     Unavailable,
 )
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.responses import MODEL, scripts
 from tests.support.server import Server, served
 

@@ -36,11 +36,11 @@ from chorale.machine.processes import quiet_collector
 from chorale.serve.http.app import COLLECTOR, make_services
 from chorale.serve.http.server import serve_app
 from chorale.store.store import ResponseStore, open_store
-from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.tools.contract import ToolService
 from chorale.tools.service import start_tools
 from chorale.tracing.context import Tracer
 from tests.support import PATIENCE
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.raw_http import close_connections
 from tests.support.sse import parse_sse
 

@@ -11,9 +11,9 @@ import pytest
 import websockets
 
 from chorale.errors import EngineDeadError
-from chorale.testing.scripted_client import Script
 from chorale.tools.contract import Progress, ToolCall, ToolResult
 from chorale.tracing.context import CURRENT, outgoing_headers
+from tests.support.engine.scripted_client import Script
 from tests.support.responses import MODEL
 from tests.support.scripted import FINAL, ids, in_rounds, playing
 from tests.support.scripted_tools import ScriptedService, result, tools_served

@@ -10,8 +10,8 @@ from chorale.client.base import EngineStatus
 from chorale.config.seeds import choice_seed
 from chorale.engine.types import SamplingSpec, TokenChunk
 from chorale.errors import EngineDeadError, EngineLoadingError, QueueFullError
-from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.turns.events import Fold, ItemClosed, ItemDelta, ItemOpened, TurnEnded, TurnProgress
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.scripted import (
     ANALYSIS,
     FINAL,

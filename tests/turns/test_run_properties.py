@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chorale.harmony.vocab import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
-from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.scripted import (
     ANALYSIS,
     FINAL,

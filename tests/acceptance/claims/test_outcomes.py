@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from chorale.harmony.vocab import load_vocabulary
-from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.faces import WAYS, WEATHER, Outcome, ask, metric
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, in_rounds, playing
 from tests.support.server import Server, served, with_server

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.faces import FACES, WAYS, WEATHER, ask
 from tests.support.local_client import LocalClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, playing

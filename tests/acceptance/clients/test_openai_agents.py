@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chorale.testing.scripted_client import ScriptedClient
+from tests.support.engine.scripted_client import ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds
 from tests.support.server import Server, served
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from chorale.testing.scripted_client import ScriptedClient
+from tests.support.engine.scripted_client import ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds, playing
 from tests.support.server import VOCAB, Server, in_thread
 

@@ -14,7 +14,7 @@ from openai.types import Batch, FileObject
 from pydantic import TypeAdapter
 
 from chorale.config.engine import hash_key
-from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.server import VOCAB, Server, served
 
 ANSWER = (200005, 17196, 200008, 13225, 200002)  # "Hello"

@@ -10,8 +10,8 @@ import pytest
 
 from chorale.api.files.endpoint import MAX_UPLOADS
 from chorale.config.engine import hash_key
-from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.api.batches.test_flow import ANSWER, batched, created, ended, line, records, upload
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.server import Server, served
 
 HEAD = {"content-type": "multipart/form-data; boundary=cut"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chorale.engine.types import GenerateRequest
-from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, ids, playing
 from tests.support.server import VOCAB, served
 

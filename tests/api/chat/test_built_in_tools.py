@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from chorale.testing.scripted_client import Script
 from tests.api.responses.items.test_built_in_events import CITED, CITED_TEXT, LINK
+from tests.support.engine.scripted_client import Script
 from tests.support.responses import TOOL
 from tests.support.scripted_tools import PAGE, ScriptedService, tools_served
 from tests.support.server import Server

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from chorale.errors import EngineDeadError
-from chorale.testing.scripted_client import ScriptedClient
+from tests.support.engine.scripted_client import ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, events_of, playing
 from tests.support.server import Server
 from tests.support.server import served as started

@@ -12,7 +12,7 @@ import pytest
 from chorale.client.base import EngineInfo
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits
-from chorale.testing.fake_executor import FakeExecutor, FakeModel
+from tests.support.engine.fake_executor import FakeExecutor, FakeModel
 from tests.support.event_loop import until
 from tests.support.local_client import LocalClient
 from tests.support.scripted import events_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from openai.types import Completion
 
 from chorale.errors import EngineDeadError
-from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, events_of, ids, playing, scoring
 from tests.support.server import VOCAB, Server, served, with_server
 

@@ -12,7 +12,7 @@ from chorale.config.engine import ServerConfig
 from chorale.errors import EngineDeadError
 from chorale.store.protocol import StoreError
 from chorale.store.store import SqliteStore
-from chorale.testing.scripted_client import Script
+from tests.support.engine.scripted_client import Script
 from tests.support.event_loop import until
 from tests.support.responses import ANSWER, CALL, HELLO, MODEL, TOOL, fold_events, serve, tokens
 from tests.support.server import Server

@@ -14,9 +14,9 @@ import uvloop
 from chorale.api.chat.chunks import ChunkWriter
 from chorale.api.http.turns import Turns
 from chorale.engine.types import GenerateRequest, TokenChunk
-from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.turns.choice.runaway import LOOP_TOKENS
 from chorale.turns.direct import Direct, Outlet
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.raw_http import connect
 from tests.support.server import VOCAB, Server, served
 

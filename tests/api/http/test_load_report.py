@@ -8,7 +8,7 @@ import re
 import pytest
 
 from chorale.engine.types import EngineStats
-from chorale.testing.scripted_client import ScriptedClient
+from tests.support.engine.scripted_client import ScriptedClient
 from tests.support.scripted import scripted
 from tests.support.server import Server, served
 

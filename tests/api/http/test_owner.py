@@ -15,8 +15,8 @@ from chorale.client.base import EngineInfo
 from chorale.config.engine import hash_key, owner_name
 from chorale.engine.core import EngineCore
 from chorale.engine.types import NOBODY, EngineLimits, GenerateRequest, Owner
-from chorale.testing.fake_executor import FakeExecutor
-from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.engine.fake_executor import FakeExecutor
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.local_client import LocalClient
 from tests.support.server import served
 

@@ -15,7 +15,7 @@ from anthropic.types.message_create_params import MessageCreateParamsBase
 
 from chorale.api.messages.request import HARMLESS, REFUSED, MessagesRequest
 from chorale.errors import EngineDeadError
-from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, in_rounds, playing
 from tests.support.server import Server, served, with_server
 

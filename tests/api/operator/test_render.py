@@ -8,7 +8,7 @@ import pytest
 
 from chorale.api.app import create_app
 from chorale.config.engine import hash_key
-from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.raw_http import call
 from tests.support.server import VOCAB, listening, make_state, served
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chorale.errors import EngineDeadError
-from chorale.testing.scripted_client import Script
+from tests.support.engine.scripted_client import Script
 from tests.support.responses import CALL, HELLO, TOOL, fold_events, serve, tokens
 from tests.support.sse import parse_sse
 

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chorale.harmony.vocab import CALL
-from chorale.testing.scripted_client import Script
 from tests.api.chat.test_built_in_tools import CHAT, NESTED, USER, streamed, without_id
+from tests.support.engine.scripted_client import Script
 from tests.support.responses import TOOL, fold_events, without_ids
 from tests.support.scripted_tools import ScriptedService, plain, tools_served
 from tests.support.sse import parse_sse

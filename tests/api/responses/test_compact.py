@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from chorale.api.reasoning_tokens import read_reasoning, write_reasoning
 from chorale.api.responses.items.encrypted_content import MAX_BYTES, seal, unseal
 from chorale.errors import RequestError
-from chorale.testing.scripted_client import Script
 from chorale.turns.compaction import MAX_TOKENS
+from tests.support.engine.scripted_client import Script
 from tests.support.responses import CALL, HELLO, MODEL, TOOL, VOCAB, fold_events, serve, tokens
 
 SUMMARY = "<|channel|>final<|message|>They said hi. <|return|>"

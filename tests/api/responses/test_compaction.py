@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from chorale.api.responses.items.encrypted_content import Compacted, pack, seal, unpack, unseal
 from chorale.errors import EngineError
-from chorale.testing.scripted_client import Script
+from tests.support.engine.scripted_client import Script
 from tests.support.responses import ANSWER, CALL, HELLO, TOOL, fold_events, serve, tokens, without_ids
 
 THINK = "<|channel|>analysis<|message|>What happened?<|end|><|start|>assistant"

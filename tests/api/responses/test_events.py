@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chorale.errors import EngineDeadError
-from chorale.testing.scripted_client import Script
+from tests.support.engine.scripted_client import Script
 from tests.support.responses import CALL, HELLO, TOOL, fold_events, serve, tokens, without_ids
 
 REQUIRED_KEYS = {

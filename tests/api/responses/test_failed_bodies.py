@@ -16,8 +16,8 @@ from chorale.api.responses.items.objects import ResponseBuilder
 from chorale.api.responses.translate import Translator
 from chorale.errors import ChoraleError, ContextLengthError, EngineDeadError, EngineError, QueueFullError
 from chorale.store.protocol import RESTARTED
-from chorale.testing.scripted_client import Script
 from chorale.turns.events import ItemDelta
+from tests.support.engine.scripted_client import Script
 from tests.support.responses import TOOL, VOCAB
 from tests.support.scripted_tools import tools_served
 from tests.support.sse import parse_sse

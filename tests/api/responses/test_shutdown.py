@@ -9,8 +9,8 @@ import pytest
 
 from chorale.api.app import create_app
 from chorale.store.store import SqliteStore
-from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support import PATIENCE
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.raw_http import call
 from tests.support.responses import HELLO, tokens
 from tests.support.server import listening, make_state

@@ -9,7 +9,7 @@ import pytest
 
 from chorale.config.engine import hash_key
 from chorale.engine.types import TokenLogprobs
-from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, changing, events_of, ids, playing, scripted
 from tests.support.server import Server, served
 

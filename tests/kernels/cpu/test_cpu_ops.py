@@ -20,11 +20,11 @@ from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, Samp
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.kernels.reference.sampling.noise import row_keys
 from chorale.kernels.reference.sampling.sampling import Needs, ReferenceSampler
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.model import SMALL, largest_difference, prompt
 from tests.support.device.paged import PagedRunner, Sequence
 from tests.support.kernels.filter_answers import ANSWERS, answer_rows

@@ -13,10 +13,10 @@ from chorale.kernels.reference.pages import ReferencePageCopies
 from chorale.kernels.triton.dense import host_rows
 from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.kernels.triton.pages import TritonPageCopies
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.weights import load_weights
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.kernels.triton.twins import DEVICE
 
 # Shapes of blocks, layer by layer: the last ones are a draft head's. Words of 8, of 4 and of 1 byte; pages of

@@ -23,7 +23,7 @@ from chorale.measure.bench.load_processes import share
 from chorale.measure.bench.metrics import block, percentile, summarise, to_json
 from chorale.measure.bench.prompts import RandomLengths, file_prompts, random_prompts, request_for
 from chorale.measure.bench.report import _ticks, page, read, write_report
-from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.server import in_thread
 
 GOOD = [

@@ -9,8 +9,8 @@ import pytest
 
 from chorale.cli.main import main
 from chorale.measure.bench import startup
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 
 SIZES = {"layers": 2, "experts": 4, "hidden": 32, "inter": 32, "heads": 4, "kv_heads": 2, "head_dim": 8}
 

@@ -18,6 +18,7 @@ from chorale.kernels.reference import ops as reference_ops
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.kernels.reference.sampling import sampling as reference_sampling
 from chorale.kernels.reference.sampling.sampling import ReferenceSampler
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.measure.selfcheck.check import Failed
 from chorale.measure.selfcheck.device import sampling as sampling_check
 from chorale.measure.selfcheck.device.kernels import check_kernels
@@ -31,7 +32,6 @@ from chorale.model.config_writer import make_config
 from chorale.model.demo import ensure_demo
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.paged import PagedRunner
 from tests.support.runtime import SIZES, write_checkpoint
 from tests.support.selfcheck import CODE_FAULTS, draws, engine_with, machine_of, record

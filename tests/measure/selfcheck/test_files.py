@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.measure.selfcheck.check import Failed, Skipped
 from chorale.measure.selfcheck.device import files, logprobs
 from chorale.model.config_writer import make_config
 from chorale.model.demo import ensure_demo
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.faults import FAULTS, Array, Fault, plant
 from tests.support.runtime import SIZES
 from tests.support.selfcheck import machine_of

@@ -150,8 +150,8 @@ def test_a_cut_embedding_is_looked_up_by_the_target(tmp_path: Path) -> None:
 
 def test_matrices_of_the_target(tmp_path: Path) -> None:
     """Neither an embedding nor an output matrix of its own: rows of the target's, from its files."""
+    from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
     from chorale.model.weights import load_weights
-    from chorale.testing.checkpoint_writer import write_random_checkpoint
 
     config = target_config()
     folder = write_random_checkpoint(tmp_path / "target", config)

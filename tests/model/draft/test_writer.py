@@ -14,9 +14,9 @@ from chorale.model.draft.head import DraftHead
 from chorale.model.draft.load import Target, load_head
 from chorale.model.draft.pack import weight_shapes
 from chorale.model.draft.random_head import random_head
-from chorale.testing.draft_writer import STYLES, Style, write_random_head
 from tests.model.draft import draft_files as files
 from tests.model.draft.test_styles import run, target_config
+from tests.support.device.draft_writer import STYLES, Style, write_random_head
 
 PLAIN = small_head(target_config(), draft_vocab_size=200, max_position_embeddings=64)
 CONFIGS = {

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from chorale.engine.core import EngineCore
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.head_worlds import check_head_world, head_engine
 from tests.support.runtime import SIZES
 

@@ -24,6 +24,7 @@ from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import START
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.machine.hardware import Hardware
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.parallel.wire import WorkerCall
@@ -53,7 +54,6 @@ from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, pad_plan
 from chorale.runtime.warmup.captures import capture_first, draft_preparations, preparations
 from chorale.runtime.worker import Worker
 from chorale.serve.engine.build_rank import load_model
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.soak import soak
 from tests.support.engine.drafters import knowing
 from tests.support.runtime import (

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from chorale.errors import GpuError
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.worker import Worker
 from chorale.serve.engine import build_rank
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.llm.test_llm import SIZES
 from tests.support.runtime import make_engine, random_prompt, request
 

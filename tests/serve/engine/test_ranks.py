@@ -16,8 +16,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.parallel.test_ranks import WIDE
 from tests.support.processes import children, exists
 from tests.support.served import Served, serving

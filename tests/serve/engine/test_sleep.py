@@ -18,10 +18,10 @@ from chorale.engine.core import EngineCore
 from chorale.errors import ConfigError
 from chorale.kernels.triton.dense.host_rows import pack_host_rows
 from chorale.machine.hardware import Hardware
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.rank_memory import PIECE, SavedStorages, storages_of
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.parallel.test_ranks import WIDE
 from tests.support.runtime import Answer, make_engine, random_prompt, request, run
 

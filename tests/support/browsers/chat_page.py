@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from chorale.harmony.vocab import load_vocabulary
-from chorale.testing.scripted_client import ScriptedClient
 from tests.support.browsers.tab import Tab
+from tests.support.engine.scripted_client import ScriptedClient
 
 READY = "document.querySelector('#dot.ready') && document.querySelector('#examples button:not(:disabled)')"
 IDLE = "document.getElementById('stop').hidden"

@@ -6,7 +6,7 @@ from typing import Any
 
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, StepPlan, TokenChunk
-from chorale.testing.fake_executor import FakeExecutor, FakeHandle, FakeModel
+from tests.support.engine.fake_executor import FakeExecutor, FakeHandle, FakeModel
 from tests.support.engine.integrity import check_integrity
 from tests.support.engine.simulation import Ticker
 

@@ -21,8 +21,8 @@ from chorale.engine.types import (
     SamplingSpec,
     TokenChunk,
 )
-from chorale.testing.fake_executor import FakeExecutor, FakeModel, fake_experts
 from tests.support.engine.drafters import Future
+from tests.support.engine.fake_executor import FakeExecutor, FakeModel, fake_experts
 from tests.support.engine.integrity import check_integrity
 
 VOCAB, EOS = 300, (7, 11)

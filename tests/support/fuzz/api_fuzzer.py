@@ -31,7 +31,7 @@ from chorale.api.app import create_app
 from chorale.api.openapi import describe
 from chorale.engine.types import GenerateRequest
 from chorale.harmony.vocab import load_vocabulary
-from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.fuzz.seed_bodies import POOL, SEEDS
 from tests.support.server import make_state
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from chorale.config.engine import EngineConfig
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.engine.build import build_engine
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support import PATIENCE
 from tests.support.local_client import LocalClient
 from tests.support.server import Server, served, with_server

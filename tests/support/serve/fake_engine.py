@@ -25,7 +25,7 @@ from chorale.runtime.gpu_faults import explain
 from chorale.runtime.progress import Progress
 from chorale.serve.bootstrap import EngineStart, read_start
 from chorale.serve.engine.process import run_engine_process
-from chorale.testing.fake_executor import FakeExecutor, FakeModel
+from tests.support.engine.fake_executor import FakeExecutor, FakeModel
 
 LIMITS = EngineLimits(
     num_blocks=8192, block_size=16, max_num_seqs=256, max_num_batched_tokens=4096, max_model_len=65536

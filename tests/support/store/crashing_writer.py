@@ -8,7 +8,7 @@ import signal
 import sys
 
 from chorale.store.store import SqliteStore
-from chorale.testing.scripted_client import Script
+from tests.support.engine.scripted_client import Script
 from tests.support.responses import serve
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chorale.harmony.vocab import load_vocabulary
-from chorale.testing.scripted_client import Script
+from tests.support.engine.scripted_client import Script
 from tests.support.wire.server import RecordedServer
 from tests.support.wire.words import (
     BROKEN,

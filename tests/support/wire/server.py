@@ -12,8 +12,8 @@ import httpx2
 
 from chorale.client.base import EngineInfo
 from chorale.config.engine import hash_key
-from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support import server as support
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.responses import scripts
 from tests.support.scripted_tools import Progress, ScriptedService, ToolCall, ToolResult, plain, result
 from tests.support.sse import frames

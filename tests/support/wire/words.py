@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from chorale.errors import EngineDeadError
 from chorale.harmony.vocab import load_vocabulary
-from chorale.testing.scripted_client import Script
+from tests.support.engine.scripted_client import Script
 from tests.support.wire.server import RecordedServer
 
 ANALYSIS = "<|channel|>analysis<|message|>"

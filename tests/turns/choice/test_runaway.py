@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chorale.engine.types import SamplingSpec
-from chorale.testing.scripted_client import ScriptedClient
 from chorale.turns.choice.runaway import (
     LOOP_PERIOD,
     LOOP_TOKENS,
@@ -23,6 +22,7 @@ from chorale.turns.choice.runaway import (
     is_periodic,
 )
 from chorale.turns.events import Fold
+from tests.support.engine.scripted_client import ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, in_rounds, playing, turn
 from tests.support.server import VOCAB
 

@@ -12,10 +12,10 @@ import pytest
 
 from chorale.client.base import EngineStatus
 from chorale.errors import EngineDeadError
-from chorale.testing.scripted_client import Script
 from chorale.tools.contract import CodeOutput, Progress, ToolCall, ToolResult
 from chorale.turns.choice.runaway import MAX_SAME_RESULTS
 from chorale.turns.choice.tool_use import MAX_UNKNOWN
+from tests.support.engine.scripted_client import Script
 from tests.support.responses import TOOL
 from tests.support.scripted_tools import (
     Runner,

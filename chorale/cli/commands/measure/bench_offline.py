@@ -150,8 +150,8 @@ def make_checkpoint(arguments: list[str]) -> int:
     _check_new_folder(given.folder)
     import torch
 
+    from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
     from chorale.model.config_writer import make_config
-    from chorale.testing.checkpoint_writer import write_random_checkpoint
 
     device = given.device
     if device == "auto":

@@ -9,7 +9,6 @@ import pytest
 
 from chorale.client.base import EngineStatus
 from chorale.config.engine import hash_key
-from chorale.testing.scripted_client import Script
 from tests.store.test_locked import opened as locked_store
 from tests.store.test_locked import write_lock
 from tests.support.browsers.chat_page import (
@@ -25,6 +24,7 @@ from tests.support.browsers.chat_page import (
     shown,
 )  # fmt: skip
 from tests.support.browsers.tab import Tab
+from tests.support.engine.scripted_client import Script
 from tests.support.scripted import FINAL, ids, in_rounds, playing
 from tests.support.server import Server, in_thread
 

@@ -9,7 +9,6 @@ import pytest
 
 from chorale.engine.types import GenerateRequest
 from chorale.errors import EngineError
-from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.browsers.chat_page import (
     answered,
     ask,
@@ -22,6 +21,7 @@ from tests.support.browsers.chat_page import (
     shown,
 )  # fmt: skip
 from tests.support.browsers.tab import Tab
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.scripted import FINAL, ids, in_rounds, playing
 from tests.support.server import Server, in_thread
 

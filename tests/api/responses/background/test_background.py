@@ -13,7 +13,7 @@ from chorale.config.engine import ServerConfig, hash_key
 from chorale.errors import EngineDeadError
 from chorale.jobs.background import STOPPED
 from chorale.store.store import SqliteStore
-from chorale.testing.scripted_client import Script
+from tests.support.engine.scripted_client import Script
 from tests.support.responses import CALL, HELLO, MODEL, TOOL, fold_events, serve, tokens
 from tests.support.server import Server
 from tests.support.sse import parse_sse

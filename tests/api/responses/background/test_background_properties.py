@@ -10,9 +10,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chorale.testing.scripted_client import Script
 from tests.api.responses.background.test_background import ended, resume
 from tests.api.responses.test_events import PIECES
+from tests.support.engine.scripted_client import Script
 from tests.support.responses import TOOL, fold_events, serve, tokens, without_ids
 from tests.support.server import run
 

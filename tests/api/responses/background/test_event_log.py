@@ -27,7 +27,6 @@ from chorale.api.responses.items.objects import ResponseBuilder
 from chorale.api.responses.translate import RenderOptions, Translator
 from chorale.engine.types import TokenLogprobs
 from chorale.store.store import SqliteStore
-from chorale.testing.scripted_client import Script
 from chorale.tools import contract as tools
 from chorale.turns.events import (
     Cited,
@@ -41,6 +40,7 @@ from chorale.turns.events import (
     Usage,
 )
 from tests.api.responses.background.test_background import ended
+from tests.support.engine.scripted_client import Script
 from tests.support.responses import HELLO, TOOL, VOCAB, fold_events, serve, tokens
 from tests.support.scripted_tools import tools_served
 from tests.support.sse import parse_sse

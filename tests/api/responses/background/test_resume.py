@@ -20,9 +20,9 @@ from chorale.store.background import MAX_ATTEMPTS
 from chorale.store.jobs import WAITING
 from chorale.store.protocol import RESTARTED
 from chorale.store.store import ResponseStore, SqliteStore
-from chorale.testing.scripted_client import Script
 from tests.api.responses.background.test_background import ended, resume
 from tests.store.test_store import kept
+from tests.support.engine.scripted_client import Script
 from tests.support.responses import HELLO, fold_events, serve, tokens
 from tests.support.server import Server
 

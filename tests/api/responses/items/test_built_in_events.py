@@ -10,7 +10,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from chorale.testing.scripted_client import Script
+from tests.support.engine.scripted_client import Script
 from tests.support.responses import fold_events, without_ids
 from tests.support.scripted_tools import CONTAINER, PAGE, ScriptedService, tools_served
 from tests.support.server import VOCAB, Server

@@ -28,8 +28,8 @@ from chorale.api.http.middleware import HttpMiddleware, unknown_path
 from chorale.api.responses.websocket import lanes, socket
 from chorale.config.engine import hash_key
 from chorale.errors import EngineError
-from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support import PATIENCE
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.event_loop import until
 from tests.support.raw_http import call, connect, exchange
 from tests.support.responses import ANSWER, CALL, HELLO, TOOL, tokens

@@ -10,7 +10,7 @@ import pytest
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, GenerateRequest, IntArray, RowStart, SamplingSpec, StepPlan
 from chorale.errors import EngineError
-from chorale.testing.fake_executor import FakeExecutor, FakeModel
+from tests.support.engine.fake_executor import FakeExecutor, FakeModel
 
 LIMITS = EngineLimits(
     num_blocks=12, block_size=4, max_num_seqs=2, max_num_batched_tokens=64, max_model_len=40, sliding_window=6

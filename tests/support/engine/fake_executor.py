@@ -7,7 +7,7 @@ the WINDOW table, verifies both, and hashes them. A wrong table, a block freed o
 count of computed tokens, a prefix hit on the wrong content: each raises ``EngineError`` or changes the
 tokens. ``FakeModel.generate`` returns the tokens that a request must get, computed from its prompt alone.
 
-Needs no torch; the server's own tests and benchmarks use it where the content does not matter.
+Needs no torch.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""Test doubles that ship with the package: an executor without a model, and a client with scripted tokens."""
