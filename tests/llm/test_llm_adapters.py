@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from chorale import LLM, LoRARequest, SamplingParams
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.llm.test_llm import OPTIONS, SIZES
 from tests.support.device.lora import write_adapter
 

@@ -9,8 +9,8 @@ import pytest
 
 from chorale import LLM, SamplingParams
 from chorale.errors import ConfigError
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.llm.test_llm import SIZES
 
 BLOCK = 16

@@ -12,7 +12,7 @@ from chorale.config.adapters import LoraModule
 from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import BASE, AdapterRef
 from chorale.errors import ConflictError
-from chorale.testing.scripted_client import ScriptedClient
+from tests.support.engine.scripted_client import ScriptedClient
 from tests.support.scripted import playing
 from tests.support.server import Server, served
 

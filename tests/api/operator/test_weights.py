@@ -11,7 +11,7 @@ from chorale.client.base import EngineInfo
 from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import TokenChunk
 from chorale.errors import ConflictError
-from chorale.testing.scripted_client import ScriptedClient
+from tests.support.engine.scripted_client import ScriptedClient
 from tests.support.scripted import changing, events_of, ids, playing
 from tests.support.server import Server, served
 

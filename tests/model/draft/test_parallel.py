@@ -20,11 +20,11 @@ from chorale.model.draft.config import Kind, published_head, small_head
 from chorale.model.draft.random_head import random_head
 from chorale.runtime.drafts.head_runner import HeadRunner, ReadTokens
 from chorale.runtime.sizing.memory import head_kv_bytes
-from chorale.testing.draft_writer import STYLES, Style, write_random_head
 from tests.model.draft import draft_files as files
 from tests.model.draft.draft_files import DIM, HEADS, HIDDEN, KV_HEADS, LLAMA, VOCAB, HeadFile, randn, rms
 from tests.model.draft.test_refused import complaint
 from tests.model.draft.test_styles import EMBEDDING, load, target_config
+from tests.support.device.draft_writer import STYLES, Style, write_random_head
 
 LAYERS, BLOCK, MASK, MOST, WIDTH = 3, 8, 7, 6, 6
 

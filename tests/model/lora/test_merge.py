@@ -11,11 +11,11 @@ import torch
 from chorale.cli.commands.models.merge import run
 from chorale.errors import ConfigError
 from chorale.kernels import mxfp4
+from chorale.measure.bench.checkpoint_writer import RandomTensors, write_random_checkpoint
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.layouts import Layout, TensorSpec, tensor_specs
-from chorale.testing.checkpoint_writer import RandomTensors, write_random_checkpoint
 from tests.support.device.lora import Draft, write_adapter
 from tests.support.device.model import SMALL
 

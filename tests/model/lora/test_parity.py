@@ -10,11 +10,11 @@ import torch
 
 from chorale.kernels import select_ops
 from chorale.kernels.cpu.library import library
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.model.gpt_oss import GptOss
 from chorale.model.lora.read import read_adapter
 from chorale.model.weights import load_weights
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.model.test_parity import transformers_model
 from tests.support.device.lora import FORMATS, Draft, write_adapter
 from tests.support.device.model import SMALL, largest_difference, prompt

@@ -12,7 +12,7 @@ from chorale.config.speculative import SpeculativeConfig
 from chorale.errors import ConfigError
 from chorale.model.config import ModelConfig
 from chorale.model.draft.config import Kind, small_head
-from chorale.testing.draft_writer import write_random_head
+from tests.support.device.draft_writer import write_random_head
 from tests.support.runtime import make_engine, mixed_requests, run, tokens_of
 
 CONFIGS: dict[Kind, SpeculativeConfig] = {

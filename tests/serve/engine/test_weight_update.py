@@ -27,6 +27,7 @@ from chorale.engine.commands import Command, Outcome
 from chorale.engine.core import EngineCore
 from chorale.errors import ConfigError, ConflictError, RequestError
 from chorale.kernels.reference.ops import REFERENCE_OPS
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import Weights
 from chorale.model.layouts import Layout
@@ -35,7 +36,6 @@ from chorale.model.update import Target, WeightUpdate, tensor_pairs
 from chorale.model.weights import load_weights
 from chorale.runtime.transfer.ipc import read_handles
 from chorale.runtime.transfer.nccl import read_id
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.ports import free_port
 from tests.support.runtime import Answer, make_engine, random_prompt, request, run, small_config
 

@@ -63,13 +63,13 @@ def _read(arguments: list[str]) -> tuple[str, Path, Path, bool]:
 
 
 def _write(model: str, adapter: Path, folder: Path, *, packs: bool) -> MergedWeights:
+    from chorale.measure.bench.checkpoint_writer import write_shards
     from chorale.model.checkpoint import Checkpoint
     from chorale.model.config import ModelConfig
     from chorale.model.hub import resolve_model
     from chorale.model.layouts import tensor_specs
     from chorale.model.lora.merge import MergedWeights
     from chorale.model.lora.read import read_adapter
-    from chorale.testing.checkpoint_writer import write_shards
 
     source = resolve_model(model)
     config = ModelConfig.load(source)
