@@ -16,43 +16,29 @@ from chorale.errors import ChoraleError, ConfigError
 from chorale.machine.processes import collect_rarely
 from chorale.version import __version__
 
-# command -> ("module" or "module:function", one line of help). The function maps arguments to an exit code.
+# command -> ("module" or "module:function" in this package, one line of help). The function maps arguments to
+# an exit code.
 COMMANDS = {
-    "serve": ("chorale.cli.commands.serve.serve", "serve a model over OpenAI's and Anthropic's APIs"),
-    "chat": ("chorale.cli.commands.client.chat", "talk to a model in the terminal"),
-    "run": ("chorale.cli.commands.client.chat", "the same as chat"),
-    "complete": ("chorale.cli.commands.client.complete", "continue raw text in the terminal"),
-    "run-batch": (
-        "chorale.cli.commands.serve.run_batch",
-        "answer a file of requests (OpenAI's batch format)",
-    ),
-    "bench": (
-        "chorale.cli.commands.measure.bench",
-        "measure a server, the engine, the start-up or the kernels",
-    ),
-    "eval": ("chorale.cli.commands.measure.eval", "score a model's answers, or compare two servers"),
-    "pull": ("chorale.cli.commands.models.models:run_pull", "download a model, or resume a download"),
-    "list": ("chorale.cli.commands.models.models:run_list", "list the models on this machine"),
-    "fit": ("chorale.cli.commands.machine.fit", "show whether a model fits on this machine or a GPU"),
-    "warm": ("chorale.cli.commands.machine.warm", "compile a server's kernels in advance"),
-    "doctor": ("chorale.cli.commands.machine.doctor", "check this machine and suggest fixes"),
-    "selfcheck": (
-        "chorale.cli.commands.measure.selfcheck",
-        "check that this machine computes correct results",
-    ),
-    "config": ("chorale.cli.commands.serve.config", "show the configuration and where each value comes from"),
-    "collect-env": (
-        "chorale.cli.commands.machine.collect_env",
-        "print versions and hardware for a bug report",
-    ),
-    "tools": ("chorale.cli.commands.serve.tools", "check the built-in tools, or serve them over MCP"),
-    "merge": ("chorale.cli.commands.models.merge", "write a checkpoint with a LoRA adapter added"),
-    "vocab": ("chorale.cli.commands.models.export:run_vocab", "write the vocabulary for other harmony tools"),
-    "completion": ("chorale.cli.completion", "print a completion script for bash, zsh or fish"),
-    "demo": (
-        "chorale.cli.commands.models.export:run_demo",
-        "write the demo model to a folder, as a checkpoint",
-    ),
+    "serve": ("commands.serve.serve", "serve a model over OpenAI's and Anthropic's APIs"),
+    "chat": ("commands.client.chat", "talk to a model in the terminal"),
+    "run": ("commands.client.chat", "the same as chat"),
+    "complete": ("commands.client.complete", "continue raw text in the terminal"),
+    "run-batch": ("commands.serve.run_batch", "answer a file of requests (OpenAI's batch format)"),
+    "bench": ("commands.measure.bench", "measure a server, the engine, the start-up or the kernels"),
+    "eval": ("commands.measure.eval", "score a model's answers, or compare two servers"),
+    "pull": ("commands.models.models:run_pull", "download a model, or resume a download"),
+    "list": ("commands.models.models:run_list", "list the models on this machine"),
+    "fit": ("commands.machine.fit", "show whether a model fits on this machine or a GPU"),
+    "warm": ("commands.machine.warm", "compile a server's kernels in advance"),
+    "doctor": ("commands.machine.doctor", "check this machine and suggest fixes"),
+    "selfcheck": ("commands.measure.selfcheck", "check that this machine computes correct results"),
+    "config": ("commands.serve.config", "show the configuration and where each value comes from"),
+    "collect-env": ("commands.machine.collect_env", "print versions and hardware for a bug report"),
+    "tools": ("commands.serve.tools", "check the built-in tools, or serve them over MCP"),
+    "merge": ("commands.models.merge", "write a checkpoint with a LoRA adapter added"),
+    "vocab": ("commands.models.export:run_vocab", "write the vocabulary for other harmony tools"),
+    "completion": ("completion", "print a completion script for bash, zsh or fish"),
+    "demo": ("commands.models.export:run_demo", "write the demo model to a folder, as a checkpoint"),
 }
 # Commands of Ollama -> what does the same here.
 OLLAMA = {
@@ -126,7 +112,7 @@ def _dispatch(command: str, rest: list[str]) -> int:
     collect_rarely()
     try:
         path, _, function = COMMANDS[command][0].partition(":")
-        module = importlib.import_module(path)  # slow enough to be interrupted
+        module = importlib.import_module(f"chorale.cli.{path}")  # slow enough to be interrupted
         return int(getattr(module, function or "run")(rest))
     except ConfigError as error:
         return _fail(error.message, 2)

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from typing import Any
 
 from chorale.config.options.suggestions import subcommand
 
+# benchmark -> (module in this package, one line of help)
 BENCHES = {
-    "serve": (
-        "chorale.cli.commands.measure.bench_serve",
-        "load test of any OpenAI-compatible server, with vLLM's flags",
-    ),
-    "latency": ("chorale.cli.commands.measure.bench_offline", "one batch through the engine, without HTTP"),
-    "throughput": (
-        "chorale.cli.commands.measure.bench_offline",
-        "many requests through the engine, without HTTP",
-    ),
-    "startup": (
-        "chorale.cli.commands.measure.bench_offline",
-        "the start of chorale serve, up to the first token",
-    ),
-    "kernels": ("chorale.cli.commands.measure.bench_offline", "each GPU kernel, compared with the roofline"),
-    "make-checkpoint": (
-        "chorale.cli.commands.measure.bench_offline",
-        "write random weights in the published size and layout",
-    ),
-    "report": ("chorale.cli.commands.measure.bench_offline", "render result files as one HTML page"),
+    "serve": ("bench_serve", "load test of any OpenAI-compatible server, with vLLM's flags"),
+    "latency": ("bench_offline", "one batch through the engine, without HTTP"),
+    "throughput": ("bench_offline", "many requests through the engine, without HTTP"),
+    "startup": ("bench_offline", "the start of chorale serve, up to the first token"),
+    "kernels": ("bench_offline", "each GPU kernel, compared with the roofline"),
+    "make-checkpoint": ("bench_offline", "write random weights in the published size and layout"),
+    "report": ("bench_offline", "render result files as one HTML page"),
 }
+
+
+def module_of(name: str) -> Any:
+    """Returns the module of a benchmark."""
+    return importlib.import_module(f"{__package__}.{BENCHES[name][0]}")
 
 
 def usage() -> str:
@@ -43,4 +38,4 @@ def run(arguments: Sequence[str]) -> int:
     name = arguments[0]
     if name not in BENCHES:
         raise subcommand(name, BENCHES, "benchmark", "chorale bench --help lists them")
-    return int(importlib.import_module(BENCHES[name][0]).run(name, list(arguments[1:])))
+    return int(module_of(name).run(name, list(arguments[1:])))
