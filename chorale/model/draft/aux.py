@@ -62,13 +62,6 @@ def boundaries_of_dflash(top: Fields, section: Fields, num_layers: int) -> tuple
     return tuple(i + 1 for i in read), f"{key} {_shown(read)}: states after these layers"
 
 
-def checked_boundaries(boundaries: tuple[int, ...], num_layers: int, fields: Fields) -> tuple[int, ...]:
-    """Return the user's boundaries. Raises ``ModelConfigError`` if they are invalid."""
-    if not boundaries or not all(0 <= b <= num_layers for b in boundaries):
-        raise fields.error(KEY, f"{list(boundaries)}: must be boundaries from 0 to {num_layers}")
-    return boundaries
-
-
 def _checked(fields: Fields, ids: object, key: str = KEY) -> tuple[int, ...]:
     if not isinstance(ids, list | tuple) or len(ids) > _MOST_STATES:
         raise fields.error(key, f"must be a list of at most {_MOST_STATES} numbers")

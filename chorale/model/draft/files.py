@@ -53,8 +53,8 @@ _MASKS = frozenset({"BOOL", "U8", "I64", "I32"})
 class HeadFiles:
     """Has ``config``, and reads tensors by role (``pack.py``) as views of the mapped files."""
 
-    def __init__(self, folder: Path, target: ModelConfig, boundaries: tuple[int, ...] | None = None) -> None:
-        """``boundaries`` replace those of the configuration. Raises ``ConfigError``."""
+    def __init__(self, folder: Path, target: ModelConfig) -> None:
+        """Raises ``ConfigError``."""
         self.folder = folder
         raw = read_json_object(folder / "config.json")
         _refuse_pickles(folder)
@@ -62,9 +62,7 @@ class HeadFiles:
             raise CheckpointError(f"{folder / 'mask_embedding.pt'}: a pickle; such heads are not supported")
         self.files, found = open_files(folder, _DTYPES)
         self._where = _canonical(found)
-        self.config = read_head_config(
-            raw, str(folder / "config.json"), target, names=self._where.keys(), boundaries=boundaries
-        )
+        self.config = read_head_config(raw, str(folder / "config.json"), target, names=self._where.keys())
         self._names = self._checked_names()
 
     def has(self, role: str) -> bool:

@@ -44,22 +44,19 @@ def load_head(
     device: str | torch.device,
     dtype: torch.dtype,
     max_len: int | None = None,
-    boundaries: tuple[int, ...] | None = None,
-    name: str | None = None,
 ) -> DraftHead:
     """Map, check and pack a head in either style.
 
-    ``ops``: any rank's, because each has the whole head. ``dtype``: type of products. ``boundaries`` replace
-    those of the head's configuration. ``name``: the user's name of the head. Raises ``ConfigError``.
+    ``ops``: any rank's, because each has the whole head. ``dtype``: type of products. Raises ``ConfigError``.
     """
     folder = Path(folder)
-    check_size(name or _name_of(folder), target.config, str(folder))
-    files = HeadFiles(folder, target.config, boundaries)
+    check_size(_name_of(folder), target.config, str(folder))
+    files = HeadFiles(folder, target.config)
     token_ids = files.token_ids()
     source = _Source(files, target, token_ids, torch.device(device), dtype)
     shares = source.shares_embedding
     weights = pack_weights(files.config, source.read, token_ids.to(device), ops, dtype)
-    logger.info("draft head %s: %s", name or folder, files.config.aux_source)
+    logger.info("draft head %s: %s", folder, files.config.aux_source)
     return DraftHead(files.config, weights, ops, max_len, target.embed if shares else None)
 
 

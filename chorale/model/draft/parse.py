@@ -13,7 +13,7 @@ from typing import Any
 
 from chorale.model.config import ModelConfig, RopeConfig, read_yarn
 from chorale.model.config_fields import Fields
-from chorale.model.draft.aux import KEY, boundaries_of, boundaries_of_dflash, checked_boundaries
+from chorale.model.draft.aux import KEY, boundaries_of, boundaries_of_dflash
 from chorale.model.draft.config import MOST_LAYERS, HeadConfig, Llama3Rope
 from chorale.model.draft.kinds import kind_of
 
@@ -21,28 +21,18 @@ _SIZES = {"20b": 24, "120b": 36}  # number of layers
 
 
 def read_head_config(
-    raw: Mapping[str, Any],
-    where: str,
-    target: ModelConfig,
-    *,
-    names: Collection[str] | None = None,
-    boundaries: tuple[int, ...] | None = None,
+    raw: Mapping[str, Any], where: str, target: ModelConfig, *, names: Collection[str] | None = None
 ) -> HeadConfig:
-    """``names``: the tensors' names, as ``files.py`` spells them; None: not known yet. ``boundaries``: the
-    user's, which replace the file's. Raises ``ModelConfigError``."""
-    return _Reader(raw, where, target, names, boundaries).config()
+    """``names``: the tensors' names, as ``files.py`` spells them; None: not known yet. Raises
+    ``ModelConfigError``."""
+    return _Reader(raw, where, target, names).config()
 
 
 class _Reader:
     def __init__(
-        self,
-        raw: Mapping[str, Any],
-        where: str,
-        target: ModelConfig,
-        names: Collection[str] | None,
-        boundaries: tuple[int, ...] | None,
+        self, raw: Mapping[str, Any], where: str, target: ModelConfig, names: Collection[str] | None
     ) -> None:
-        self._top, self._target, self._names, self._given = Fields(raw, where), target, names, boundaries
+        self._top, self._target, self._names = Fields(raw, where), target, names
         self._kind = kind_of(self._top, names or ())
         self._is_speculators = "speculators_model_type" in raw or "transformer_layer_config" in raw
         self._layer = self._top.section("transformer_layer_config") if self._is_speculators else self._top
@@ -140,12 +130,10 @@ class _Reader:
 
     def _aux(self) -> tuple[tuple[int, ...], str]:
         target, nested = self._target, self._nested
-        if self._kind == "dflash" and self._given is None:
+        if self._kind == "dflash":
             return boundaries_of_dflash(self._top, nested, target.num_hidden_layers)
         if not self._switch("use_aux_hidden_state", default=True):
             return (), "no aux states: the target's final, normed state"
-        if self._given is not None:
-            return checked_boundaries(self._given, target.num_hidden_layers, nested), "boundaries as given"
         ids = self._find(KEY)
         found = boundaries_of(nested, ids, target.num_hidden_layers, is_speculators=self._is_speculators)
         number = self._find("num_aux_hidden_states")

@@ -90,10 +90,6 @@ def test_boundaries(
     found = read_head_config(config, "config.json", target)
     assert found.aux_boundaries == boundaries
     assert why in found.aux_source
-    given = read_head_config(config, "config.json", target, boundaries=(3, 4, 5))
-    assert given.aux_boundaries == (3, 4, 5)
-    with pytest.raises(ConfigError, match="must be boundaries from 0 to"):
-        read_head_config(config, "config.json", target, boundaries=(3, 4, 37))
 
 
 def test_a_switch_that_is_absent_follows_from_the_tensors(tmp_path: Path) -> None:
