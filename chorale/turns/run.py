@@ -18,10 +18,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from chorale.client.base import EngineClient, TokenStream
-from chorale.engine.types import GenerateRequest, TokenChunk
+from chorale.engine.types import GenerateRequest
 from chorale.errors import ChoraleError, EngineError, QueueFullError
 from chorale.harmony.vocab import Vocabulary
 from chorale.tools.contract import ToolResult
@@ -42,19 +42,8 @@ Steps = AsyncGenerator[list[ChoiceEvents] | Need]  # batches, finally the choice
 QUEUE_PATIENCE = 5.0  # seconds for which a turn after a tool retries a full queue
 
 
-class AnyChoice(Protocol):
-    """The part of both kinds of choice that the first round uses."""
-
-    index: int
-
-    def feed(self, chunk: TokenChunk) -> Need | None: ...
-
-    def take(self) -> list[OutputEvent]: ...
-
-    def fail(self, error: ChoraleError) -> Ended: ...
-
-
-Either = TypeVar("Either", bound=AnyChoice)
+AnyChoice = Choice | RawChoice
+Either = TypeVar("Either", Choice, RawChoice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +184,8 @@ async def _first_round(
             settled: dict[int, Need] = {}
             for chunk in chunks:
                 choice = fed.get(chunk.index)  # the engine may not know yet that a choice has ended
-                if choice is not None and (need := choice.feed(chunk)) is not None:
+                need: Need | None = None if choice is None else choice.feed(chunk)
+                if need is not None:
                     settled[chunk.index] = need
             batch = _take(fed.values())
             if not begun and any(chunk.token_ids for chunk in chunks):
