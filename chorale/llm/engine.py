@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from chorale.client.base import Core, EngineInfo, EngineStatus, EngineView
 from chorale.engine.commands import Command, Outcome
@@ -21,20 +21,15 @@ from chorale.errors import EngineDeadError, EngineError
 from chorale.llm.signals import SignalsBetweenSteps
 from chorale.machine.processes import quiet_collector
 
+if TYPE_CHECKING:
+    from chorale.serve.engine.kv_events.publisher import KvEventPublisher
+
 _QUIET = 1.0  # seconds without requests before idle time is used
 _PIECE = 0.001  # pause between two pieces of idle work, in seconds
 FIRST_TOKENS = 8_192  # prompt tokens queued before the first step, as many as it computes by default
 
 # Takes a step's chunks; returns further requests, and choices (request id, index) that need no more tokens.
 Take = Callable[[list[TokenChunk]], Iterable[GenerateRequest | tuple[str, int]]]
-
-
-class EventSink(Protocol):
-    """Publishes the core's KV events; see ``serve.engine.kv_events.publisher.KvEventPublisher``."""
-
-    def collect(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class OfflineEngine:
@@ -45,7 +40,7 @@ class OfflineEngine:
 
     status = EngineStatus("ready")
 
-    def __init__(self, core: Core, info: EngineInfo, events: EventSink | None = None) -> None:
+    def __init__(self, core: Core, info: EngineInfo, events: KvEventPublisher | None = None) -> None:
         """``events`` publishes the KV events of each step."""
         self.info = info
         self._core = core

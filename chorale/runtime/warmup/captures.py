@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 import numpy as np
 
-from chorale.engine.types import CacheGroup, EngineLimits, RowStart, SamplingSpec, StepHandle, StepPlan
+from chorale.engine.types import CacheGroup, EngineLimits, RowStart, SamplingSpec, StepPlan
+from chorale.parallel.executor import RankedExecutor
 from chorale.parallel.wire import WorkerCall
+from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.progress import Progress
 from chorale.runtime.sizing.graph_sizes import (
     BUSY_TOKENS,
@@ -26,20 +27,11 @@ from chorale.runtime.sizing.resolve import Resolved
 # Seconds at start-up for graphs after the first ones. The rest is captured after a second without work, one
 # at a time, so that a request waits for at most one capture.
 CAPTURE_SECONDS = 1.0
+AnyExecutor = LocalExecutor | RankedExecutor  # of one rank, or of all ranks
 Preparation = tuple[WorkerCall, bool]  # the call that captures a graph, and whether it runs at start-up
 
 
-class PreparingExecutor(Protocol):
-    """An executor that can also prepare: of one rank, or of all ranks."""
-
-    def execute(self, plan: StepPlan) -> StepHandle: ...
-
-    def prepare(self, action: WorkerCall) -> None: ...
-
-    def later(self, action: WorkerCall) -> None: ...
-
-
-def warm_up(executor: PreparingExecutor, resolved: Resolved) -> None:
+def warm_up(executor: AnyExecutor, resolved: Resolved) -> None:
     """Runs the first step while the pool is unused. Raises ``EngineError``."""
     executor.execute(first_plan(resolved.limits)).result()
 
@@ -63,7 +55,7 @@ def first_plan(limits: EngineLimits) -> StepPlan:
 
 
 def capture_first(
-    executor: PreparingExecutor, resolved: Resolved, report: Progress, budget: float = CAPTURE_SECONDS
+    executor: AnyExecutor, resolved: Resolved, report: Progress, budget: float = CAPTURE_SECONDS
 ) -> None:
     """Captures the common steps, runs the largest, and continues for ``budget`` seconds.
 

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from chorale.config.engine import EngineConfig
 from chorale.engine.commands import MEMORY, PROFILER_IS_OFF, SLEEP_IS_OFF, UPDATES, Command
 from chorale.errors import ConflictError
 from chorale.runtime.sizing.resolve import Resolved
-from chorale.runtime.warmup.captures import PreparingExecutor, capture_first, warm_up
-
-
-class ControlledExecutor(PreparingExecutor, Protocol):
-    """The executor of one rank, or of all ranks."""
-
-    def control(self, command: Command) -> str: ...
+from chorale.runtime.warmup.captures import AnyExecutor, capture_first, warm_up
 
 
 class EngineDevice:
     """Sleeps, wakes up and profiles."""
 
-    def __init__(self, config: EngineConfig, executor: ControlledExecutor, resolved: Resolved) -> None:
+    def __init__(self, config: EngineConfig, executor: AnyExecutor, resolved: Resolved) -> None:
         self._config, self._executor, self._resolved = config, executor, resolved
         self._is_profiling = False
         self._missing: set[str] = set()  # released memory

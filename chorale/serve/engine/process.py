@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -37,7 +37,7 @@ from chorale.config.engine import EngineConfig
 from chorale.engine.commands import Outcome
 from chorale.engine.kv_cache.index_log import net_changes
 from chorale.engine.pending_grammars import PATIENCE
-from chorale.engine.types import EngineStats, GenerateRequest, PrefixIndexState
+from chorale.engine.types import EngineStats, GenerateRequest
 from chorale.errors import ChoraleError, ConfigError, GpuError
 from chorale.kernels.triton.precompile import pool
 from chorale.machine.hardware import cpu_count
@@ -56,25 +56,19 @@ from chorale.serve.bootstrap import (
 )
 from chorale.serve.engine.heartbeat import HeartbeatThread
 from chorale.serve.engine.intent import Intent
-from chorale.serve.engine.kv_events.publisher import KvEventPublisher, RecordingCore, open_kv_events
+from chorale.serve.engine.kv_events.publisher import KvEventPublisher, open_kv_events
 from chorale.serve.engine.loop import run_engine_loop
 from chorale.serve.engine.socket import EngineServerSocket
 from chorale.serve.logs import configure_logging
+
+if TYPE_CHECKING:
+    from chorale.engine.core import EngineCore
 
 logger = logging.getLogger(__name__)
 _NVIDIA = "/dev/nvidiactl"  # exists if an NVIDIA driver is loaded
 
 
-class FollowedCore(Core, RecordingCore, Protocol):
-    """A core with a prefix index that clients can follow (implemented by ``engine.core.EngineCore``)."""
-
-    def prefix_index(self) -> PrefixIndexState: ...
-
-    @property
-    def refuses(self) -> bool: ...
-
-
-Build = Callable[[EngineConfig, Progress], tuple[FollowedCore, EngineInfo]]
+Build = Callable[[EngineConfig, Progress], "tuple[EngineCore, EngineInfo]"]
 
 
 class EngineInbox:
@@ -82,7 +76,7 @@ class EngineInbox:
 
     def __init__(
         self,
-        core: FollowedCore,
+        core: EngineCore,
         server_socket: EngineServerSocket,
         heartbeat: HeartbeatThread,
         engine_id: str,
@@ -264,7 +258,7 @@ def _start_failed(start: EngineStart, error: Exception) -> int:
 
 def _serve(
     start: EngineStart,
-    core: FollowedCore,
+    core: EngineCore,
     info: EngineInfo,
     heartbeat: HeartbeatThread,
     engine_id: str,

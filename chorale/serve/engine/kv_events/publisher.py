@@ -14,16 +14,19 @@ import os
 import threading
 import time
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import zmq
 
 from chorale.config.kv_events import KvEventsConfig
-from chorale.engine.kv_cache.index_log import BlocksStored, IndexCleared, IndexEvent, IndexLog
-from chorale.engine.types import CacheGroup, EngineLimits
+from chorale.engine.kv_cache.index_log import BlocksStored, IndexCleared, IndexEvent
+from chorale.engine.types import CacheGroup
 from chorale.serve.engine.kv_events.encoding import BatchEncoder
 from chorale.serve.engine.kv_events.mirror import EventMirror
 from chorale.serve.engine.kv_events.sockets import open_publisher, open_replay
+
+if TYPE_CHECKING:
+    from chorale.engine.core import EngineCore
 
 logger = logging.getLogger(__name__)
 END = (-1).to_bytes(8, "big", signed=True)  # sequence number of the message that ends a replay
@@ -32,17 +35,6 @@ REPLAY_BYTES = 256 * 2**20  # limit on the size of batches kept for replays
 _WARN_SECONDS = 60.0  # least interval of warnings about dropped batches
 _SHUTDOWN_SECONDS = 1.0
 _SLICE, _PAUSE = 64, 0.0005  # batches of a replay between two pauses, and seconds of a pause
-
-
-class RecordingCore(Protocol):
-    """A core that logs changes of its prefix index (implemented by ``engine.core.EngineCore``)."""
-
-    limits: EngineLimits
-
-    @property
-    def index_log(self) -> IndexLog: ...
-
-    def log_index(self, on: bool = True) -> None: ...
 
 
 def open_kv_events(config: KvEventsConfig | None, replica: int = 0) -> KvEventPublisher | None:
@@ -83,7 +75,7 @@ class KvEventPublisher:
         self._unreported = 0  # dropped batches that no warning has counted
         self._warned_at = -_WARN_SECONDS
 
-    def start(self, core: RecordingCore) -> None:
+    def start(self, core: EngineCore) -> None:
         """Turn on the index log of ``core``, and start publishing.
 
         The first batch tells subscribers to clear the blocks of an earlier engine.
