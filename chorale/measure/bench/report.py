@@ -161,8 +161,9 @@ def _ticks(most: float) -> list[float]:
     return [step * n for n in range(math.ceil(most / step * 0.999) + 1)]
 
 
-def _plot(series: Series, width: int = 900, height: int = 320) -> str:
+def _plot(series: Series) -> str:
     """Returns a curve through the points as SVG, with axes from zero."""
+    width, height = 900, 320
     left, right, bottom, top = 70, 40, 40, 34
     across = _ticks(max((x for x, _, _ in series.points), default=0.0) or 1.0)
     up = _ticks(max((y for _, y, _ in series.points), default=0.0) or 1.0)
@@ -199,7 +200,7 @@ def _name(x: float, y: float, label: str, left: int) -> str:
     return f"<text x={at:.1f} y={y - above:.1f} text-anchor={anchor}>{html.escape(label)}</text>"
 
 
-def _bars(title: str, bars: Sequence[tuple[str, float]], width: int = 900) -> str:
+def _bars(title: str, bars: Sequence[tuple[str, float]]) -> str:
     height = 24 * len(bars) + 30
     rows = "".join(
         f"<text x=250 y={24 * n + 44} text-anchor=end>{html.escape(name)}</text>"
@@ -207,4 +208,4 @@ def _bars(title: str, bars: Sequence[tuple[str, float]], width: int = 900) -> st
         f"<text x={266 + min(value, 1.0) * 560:.1f} y={24 * n + 44}>{value:.0%}</text>"
         for n, (name, value) in enumerate(bars)
     )
-    return f'<svg viewBox="0 0 {width} {height}"><text x=0 y=14>{html.escape(title)}</text>{rows}</svg>'
+    return f'<svg viewBox="0 0 900 {height}"><text x=0 y=14>{html.escape(title)}</text>{rows}</svg>'

@@ -16,14 +16,14 @@ HEAD_SHA256 = "85301dc4c1786e316a0a87b4be8c1d62bf707d48b9899133ea4934cdf13e1eff"
 _NAME = f"demo-head-{HEAD_SHA256[:12]}-1"  # changes with the weights and config.json
 
 
-def ensure_demo_head(progress: Progress | None = None, *, cache_dir: Path | None = None) -> Path:
+def ensure_demo_head(progress: Progress | None = None) -> Path:
     """Return the folder of the demo's draft head, which is written on first use (6 MB). Expands the demo
     checkpoint too.
 
     Raises the same errors as ``ensure_demo``.
     """
-    demo = ensure_demo(progress, cache_dir=cache_dir)
-    folder = (cache_dir if cache_dir is not None else default_cache_dir()) / _NAME
+    demo = ensure_demo(progress)
+    folder = default_cache_dir() / _NAME
     if not (folder / "config.json").exists():
         ensure_folder(folder, lambda target: _write(target, demo))
     return folder

@@ -49,9 +49,7 @@ class RayExport:
             gauge.set(value, tags=dict(zip(keys, series[1], strict=True)))
 
 
-async def export_forever(
-    collect: Callable[[], Iterable[Any]], *, leave_out: Collection[str] = (), interval: float = INTERVAL
-) -> None:
+async def export_forever(collect: Callable[[], Iterable[Any]], *, leave_out: Collection[str] = ()) -> None:
     """Exports metrics until cancelled. Continues after an error, and logs only the first one."""
     export, has_failed = RayExport(leave_out=leave_out), False
     while True:
@@ -61,4 +59,4 @@ async def export_forever(
             if not has_failed:
                 logger.exception("metrics could not be exported to Ray")
             has_failed = True
-        await asyncio.sleep(interval)
+        await asyncio.sleep(INTERVAL)
