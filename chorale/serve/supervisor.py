@@ -32,8 +32,7 @@ from chorale.serve.bootstrap import (
     replicate,
 )
 from chorale.serve.engine_monitor import ENGINE_COMMAND, EngineMonitor, OnStatus
-from chorale.serve.http.frontend import CUT_GRACE, make_frontend, share
-from chorale.serve.http.job import Job, JobFrontend
+from chorale.serve.http.frontend import CUT_GRACE, Job, JobFrontend, make_frontend, share
 from chorale.serve.logs import LogOptions, share_lock
 from chorale.serve.replica_status import ReplicaStatuses
 from chorale.serve.run_engines import run_engines

@@ -1,4 +1,4 @@
-"""The HTTP side of the supervisor: a server in its process, or several API processes on one socket."""
+"""The HTTP side of the supervisor: a server or a job in its process, or several processes on one socket."""
 
 from __future__ import annotations
 
@@ -11,22 +11,28 @@ import socket
 import time
 from asyncio.subprocess import Process
 from collections.abc import Sequence
-from typing import Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from chorale.api.listening import Stop
 from chorale.client.fleet.fixed_members import FixedFleet
 from chorale.client.remote import RemoteClient
-from chorale.errors import ChoraleError, ConfigError
+from chorale.errors import ChoraleError, ConfigError, EngineLoadingError
 from chorale.machine.processes import LOADING_TIMEOUT, Silence, module_command
 from chorale.serve.bootstrap import EXIT_CONFIG, ApiStart
 from chorale.serve.engine_monitor import WATCH_INTERVAL, end, spawn
 from chorale.serve.watch import RestartPolicy, WatchLimits
 
+if TYPE_CHECKING:
+    from chorale.api.http.middleware import HttpMiddleware
+
 logger = logging.getLogger(__name__)
+AnyClient = RemoteClient | FixedFleet
 API_COMMAND = module_command("chorale.serve.http.api_process")
 SETTLED = 10.0  # seconds of running after which an API process counts as ready
+_POLL_SECONDS = 0.05  # interval of checking whether the engine is ready for a job
 CUT_GRACE = 5.0  # seconds in which an API process must cancel running requests
 
 
@@ -49,7 +55,7 @@ class InProcessFrontend:
 
     def __init__(self, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
         self._start, self._sockets, self._stop = start, sockets, stop
-        self._client: RemoteClient | FixedFleet | None = None
+        self._client: AnyClient | None = None
 
     async def run(self) -> None:
         # Imported late, so that the engine process starts first.
@@ -57,9 +63,13 @@ class InProcessFrontend:
         self._client = client = http.make_client(self._start)
         client.start()
         try:
-            await http.serve_http(client, self._start, self._sockets, self._stop)
+            await self._serve(http, client)
         finally:
             await client.close()
+
+    async def _serve(self, http: ModuleType, client: AnyClient) -> None:
+        """``http``: the module ``serve.http.app``."""
+        await http.serve_http(client, self._start, self._sockets, self._stop)
 
     def drain(self) -> None:
         """Does nothing: the supervisor and the server share ``stop``."""
@@ -67,6 +77,51 @@ class InProcessFrontend:
     def fail(self, message: str) -> None:
         if self._client is not None:
             self._client.mark_failed(message)
+
+
+class Job(Protocol):
+    """Work with the app. ``run`` is called once the engine is ready; when it returns, the engine ends."""
+
+    async def run(self, app: HttpMiddleware) -> None: ...
+
+    def stop(self) -> None:
+        """First call: lets running requests finish. Second call: cancels them."""
+        ...
+
+
+class JobFrontend(InProcessFrontend):
+    """Runs a job that calls the app, instead of an HTTP server."""
+
+    def __init__(self, start: ApiStart, stop: Stop, job: Job) -> None:
+        super().__init__(start, [], stop)
+        self._job, self._draining = job, False
+
+    async def _serve(self, http: ModuleType, client: AnyClient) -> None:
+        server = await asyncio.to_thread(importlib.import_module, "chorale.serve.http.server")
+        async with (
+            http.opened_app(client, self._start) as (app, services),
+            server.attended(app, services),
+        ):
+            if await self._ready(client):
+                await self._job.run(app)
+
+    async def run(self) -> None:
+        await super().run()
+        self._stop()
+
+    async def _ready(self, client: AnyClient) -> bool:
+        """Waits for the engine. Returns False if the job has to stop before it is ready."""
+        while not self._draining:
+            try:
+                _ = client.info
+                return True
+            except EngineLoadingError:
+                await asyncio.sleep(_POLL_SECONDS)
+        return False
+
+    def drain(self) -> None:
+        self._draining = True
+        self._job.stop()
 
 
 class MultiProcessFrontend:
