@@ -36,6 +36,9 @@ from chorale.api.tokens.generated import DerenderChatRequest, DerenderCompletion
 from chorale.api.tokens.request import AbortRequest, GenerateRequest
 from chorale.version import __version__
 
+_CHAT = "/v1/chat/completions"
+_STORED_CHAT = f"{_CHAT}/{{completion_id}}"
+_RESPONSE = "/v1/responses/{response_id}"
 _CONVERSATION = "/v1/conversations/{conversation_id}"
 _REF = "#/components/schemas/{model}"
 
@@ -106,36 +109,25 @@ def operations() -> tuple[Operation, ...]:
 def _generating() -> tuple[Operation, ...]:
     """Returns the operations that generate, and those on their stored results."""
     return (
-        Operation("POST", "/v1/chat/completions", "Create a chat completion", ChatRequest, streams=True),
-        Operation(
-            "POST", "/v1/chat/completions/render", "Get the token ids of a chat completion", ChatRequest
-        ),
+        Operation("POST", _CHAT, "Create a chat completion", ChatRequest, streams=True),
+        Operation("POST", f"{_CHAT}/render", "Get the token ids of a chat completion", ChatRequest),
         Operation(
             "POST",
-            "/v1/chat/completions/derender",
+            f"{_CHAT}/derender",
             "Convert generated tokens to a chat completion",
             DerenderChatRequest,
         ),
         Operation(
             "POST",
-            "/v1/chat/completions/batch",
+            f"{_CHAT}/batch",
             "Create chat completions of several conversations",
             BatchChatRequest,
         ),
-        Operation("GET", "/v1/chat/completions", "List stored chat completions"),
-        Operation("GET", "/v1/chat/completions/{completion_id}", "Get a stored chat completion"),
-        Operation(
-            "POST",
-            "/v1/chat/completions/{completion_id}",
-            "Replace the metadata of a stored chat completion",
-            MetadataUpdate,
-        ),
-        Operation("DELETE", "/v1/chat/completions/{completion_id}", "Delete a stored chat completion"),
-        Operation(
-            "GET",
-            "/v1/chat/completions/{completion_id}/messages",
-            "List the messages of a stored chat completion",
-        ),
+        Operation("GET", _CHAT, "List stored chat completions"),
+        Operation("GET", _STORED_CHAT, "Get a stored chat completion"),
+        Operation("POST", _STORED_CHAT, "Replace the metadata of a stored chat completion", MetadataUpdate),
+        Operation("DELETE", _STORED_CHAT, "Delete a stored chat completion"),
+        Operation("GET", f"{_STORED_CHAT}/messages", "List the messages of a stored chat completion"),
         Operation("POST", "/v1/completions", "Continue a raw prompt", CompletionRequest, streams=True),
         Operation("POST", "/v1/completions/render", "Get the token ids of a raw prompt", CompletionRequest),
         Operation(
@@ -163,12 +155,12 @@ def _generating() -> tuple[Operation, ...]:
         Operation("POST", "/v1/responses/compact", "Summarize a conversation", CompactRequest),
         Operation(
             "GET",
-            "/v1/responses/{response_id}",
+            _RESPONSE,
             "Get a stored response, or stream its events from any position (background responses only)",
         ),
-        Operation("DELETE", "/v1/responses/{response_id}", "Delete a stored response"),
-        Operation("POST", "/v1/responses/{response_id}/cancel", "Cancel a background response"),
-        Operation("GET", "/v1/responses/{response_id}/input_items", "List the input items of a response"),
+        Operation("DELETE", _RESPONSE, "Delete a stored response"),
+        Operation("POST", f"{_RESPONSE}/cancel", "Cancel a background response"),
+        Operation("GET", f"{_RESPONSE}/input_items", "List the input items of a response"),
     )
 
 
@@ -176,9 +168,9 @@ def _storing() -> tuple[Operation, ...]:
     """Returns the operations on conversations, files and batches."""
     return (
         Operation("POST", "/v1/conversations", "Create a conversation", CreateConversation),
-        Operation("GET", f"{_CONVERSATION}", "Get a conversation"),
-        Operation("POST", f"{_CONVERSATION}", "Replace the metadata of a conversation", UpdateConversation),
-        Operation("DELETE", f"{_CONVERSATION}", "Delete a conversation and its items"),
+        Operation("GET", _CONVERSATION, "Get a conversation"),
+        Operation("POST", _CONVERSATION, "Replace the metadata of a conversation", UpdateConversation),
+        Operation("DELETE", _CONVERSATION, "Delete a conversation and its items"),
         Operation("GET", f"{_CONVERSATION}/items", "List the items of a conversation"),
         Operation("POST", f"{_CONVERSATION}/items", "Add items to a conversation", CreateItems),
         Operation("GET", f"{_CONVERSATION}/items/{{item_id}}", "Get an item of a conversation"),
