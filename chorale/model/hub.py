@@ -275,7 +275,7 @@ def _progress_bar(progress: Progress | None) -> Any:
     huggingface_hub makes several bars: one counts files, one or two count bytes (received, and written to
     disk). The bars of bytes share a reporter, which shows the most advanced bar.
     """
-    from tqdm import tqdm  # type: ignore[import-untyped]
+    from tqdm import tqdm
 
     reporter = _Reporter(progress)
 
