@@ -61,6 +61,7 @@ class EngineConfig:
     dtype: Dtype = "auto"  # auto: bfloat16 on a GPU, float32 for small checkpoints on a CPU
     ops: Literal["auto", "reference", "cpu", "triton"] = "auto"
     cpu_precision: Literal["auto", "int8", "exact"] = "auto"  # matrix products of the CPU ops
+    batch_invariant: bool = False  # equal bits whatever else is in the batch, and on any number of ranks
     seed: int = 0
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -276,6 +277,8 @@ def check_sizes(config: EngineConfig) -> None:
         raise ConfigError(
             "--enable-sleep-mode and --kv-offloading-size: choose one; a sleep drops the KV pages"
         )
+    if config.batch_invariant and config.enable_expert_parallel and config.tensor_parallel_size > 1:
+        raise ConfigError("--batch-invariant needs columns of all experts, not --enable-expert-parallel")
     ids = [str(each) for each in config.device_ids]
     if len(set(ids)) < len(ids) or len({each.isdigit() for each in ids}) > 1:
         raise ConfigError(f"--device-ids {','.join(ids)}: must be different numbers, or different UUIDs")

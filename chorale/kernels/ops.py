@@ -366,6 +366,12 @@ class Ops:
 
     # (KV tensors [blocks, ...] of the model and of a draft head) -> copies of their pages
     page_copies: Callable[[Sequence[torch.Tensor]], PageCopies]
+    # pack_linear for the attention's output projection. None: the same function
+    pack_output: Callable[[torch.Tensor, torch.Tensor | None], Any] | None = None
+
+    # lm_head returns the logits of the whole vocabulary on every rank.
+    has_whole_logits: bool = False
+
     draft: DraftOps | None = None  # None: draft heads are not supported
     lora: LoraOps | None = None  # None: adapters are not supported
 

@@ -31,6 +31,7 @@ class EngineOptions(TypedDict, total=False):
     dtype: Literal["auto", "float32", "bfloat16"]
     ops: Literal["auto", "reference", "cpu", "triton"]
     cpu_precision: Literal["auto", "int8", "exact"]
+    batch_invariant: bool
     seed: int
     max_model_len: int | None
     max_num_seqs: int | None

@@ -302,7 +302,8 @@ class Loader:
         if group == "qkv":
             return self.ops.pack_linear(self.qkv(layer, "weight"), self.qkv(layer, "bias"))
         if group == "output":
-            return self.ops.pack_linear(self.dense(layer, "output.weight"), self.output_bias(layer))
+            pack_output = self.ops.pack_output or self.ops.pack_linear
+            return pack_output(self.dense(layer, "output.weight"), self.output_bias(layer))
         if group == "router":
             # Float32 in every mode: the tensors are small, and a rounded logit can choose another expert.
             weight, bias = (self.float32(layer, f"router.{part}") for part in ("weight", "bias"))

@@ -2,11 +2,12 @@
 
 Attention is cut by KV heads and their query heads, the experts by columns of the intermediate size (or, with
 expert parallelism, by whole experts), embedding and head by token ids. Nothing is padded: if the chunks do
-not divide evenly, the first ranks have one chunk more.
+not divide evenly, some ranks have one chunk more. A rank's part is that of two ranks of twice as many.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -107,6 +108,28 @@ def make_shares(model: ModelSizes, size: int, *, by_expert: bool = False) -> tup
     )
 
 
+@dataclass(frozen=True, slots=True)
+class FixedSums:
+    """The parts of a rank's sums, with which they are the same on any number of ranks: parts are equal on all
+    numbers of ranks, and are added in pairs, and so on, over all ranks. Numbers are powers of two."""
+
+    heads: int  # parts of the attention's output
+    columns: int  # parts of the experts' columns
+    chunk: int  # columns that stay together
+    vocab_size: int  # of all ranks
+
+
+def fixed_sums(config: EngineConfig, model: ModelSizes) -> FixedSums | None:
+    """Returns the parts of each rank's sums, or None without ``--batch-invariant``."""
+    if not config.batch_invariant:
+        return None
+    chunk = MXFP4_GROUP if model.intermediate_size % CHUNK else CHUNK
+    heads = max(size for size in VALID_SIZES if model.num_key_value_heads % size == 0)
+    columns = max(size for size in VALID_SIZES if size <= max(1, -(-model.intermediate_size // chunk)))
+    ranks = config.tensor_parallel_size
+    return FixedSums(heads // ranks, columns // ranks, chunk, model.vocab_size)
+
+
 def vocabulary_shares(vocab_size: int, size: int) -> list[range]:
     """Returns the token ids of each rank: adjacent ranges, of which the first is the longest."""
     return cut(vocab_size, size, CHUNK, "token ids")
@@ -115,11 +138,20 @@ def vocabulary_shares(vocab_size: int, size: int) -> list[range]:
 def cut(total: int, parts: int, chunk: int, what: str) -> list[range]:
     """Cuts ``range(total)`` into parts of complete chunks; only the very last chunk may be shorter.
 
-    45 chunks in 4 parts: 12, 11, 11, 11. Raises ``ConfigError`` if there are fewer chunks than parts.
+    45 chunks in 2 parts: 23, 22; in 4: 12, 11, 11, 11. Raises ``ConfigError`` if there are fewer chunks than
+    parts.
     """
     chunks = -(-total // chunk)
     if chunks < parts:
         raise ConfigError(f"--tensor-parallel-size {parts}: the model has too few {what} ({total})")
-    each, more = divmod(chunks, parts)
-    ends = [chunk * (part * each + min(part, more)) for part in range(parts)] + [total]
-    return [range(ends[part], ends[part + 1]) for part in range(parts)]
+    ends = [0, *itertools.accumulate(chunk * count for count in _halved(chunks, parts))]
+    return [range(begin, min(end, total)) for begin, end in itertools.pairwise(ends)]
+
+
+def _halved(count: int, parts: int) -> list[int]:
+    """Returns ``count`` in parts that differ by at most one: halves of halves while ``parts`` is even."""
+    if parts % 2 == 0:
+        first = -(-count // 2)
+        return _halved(first, parts // 2) + _halved(count - first, parts // 2)
+    each, more = divmod(count, parts)
+    return [each + 1] * more + [each] * (parts - more)

@@ -90,9 +90,10 @@ def make_worker(
         device,
         limits.vocab_size,
         make_sampler=model.ops.make_sampler,
-        rank=rank,
+        rank=None if model.ops.has_whole_logits else rank,
         gather_few=model.ops.gather_few,
         mode=resolved.logprobs_mode,
+        row_by_row=resolved.batch_invariant,
     )
     drafting = decode_graphs = mixed_graphs = None
     if drafts is not None:

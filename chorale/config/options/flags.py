@@ -30,6 +30,9 @@ MODEL_FLAGS = (
     Flag("cpu-precision", "str", "engine.cpu_precision",
          "matrix products of --ops cpu: int8 (faster), exact, or auto (exact for small checkpoints)",
          choices=("auto", "int8", "exact")),
+    Flag("batch-invariant", "bool", "engine.batch_invariant",
+         "equal requests with equal seeds get equal tokens and log-probabilities, to the last bit, whatever "
+         "else is in the batch", environment=("VLLM_BATCH_INVARIANT",)),
     Flag("seed", "int", "engine.seed",
          "seed that determines the seeds of requests without one", least=-MOST),
     Flag("generation-config", "str", "engine.generation_config",

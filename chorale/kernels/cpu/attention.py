@@ -12,6 +12,7 @@ from chorale.kernels.cpu.library import BFLOAT16, FLOAT32, Step, library
 from chorale.kernels.ops import AttentionMeta, AttentionShape, Precision
 from chorale.kernels.reference import attention as reference
 from chorale.kernels.reference.dense.rotary import rotate_and_cache as reference_rotate_and_cache
+from chorale.kernels.reference.one_by_one import plan_each
 
 _ELEMENTS = {torch.bfloat16: BFLOAT16, torch.float32: FLOAT32}
 
@@ -34,6 +35,11 @@ class CpuPlan:
     def for_reference(self) -> reference.AttentionPlan:
         """The reference's plan, for caches that the library does not support (e4m3)."""
         return reference.plan_attention(self.meta, self.shape, self.block_size)
+
+    @cached_property
+    def of_each_token(self) -> list[reference.AttentionPlan]:
+        """The reference's plans of the tokens alone."""
+        return plan_each(self.meta, self.shape, self.block_size)
 
     def _step(self, group: int) -> Step:
         meta, shape, table = self.meta, self.shape, self.meta.block_tables[group]

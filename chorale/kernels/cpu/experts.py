@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,12 +17,14 @@ from chorale.kernels.ops import ExpertTensors, Precision
 class CpuExperts:
     """One layer's experts."""
 
-    def __init__(self, tensors: ExpertTensors, precision: Precision) -> None:
-        """Prepare the weights. Products of dense experts are always exact."""
+    def __init__(self, tensors: ExpertTensors, precision: Precision, ends: Sequence[int] = ()) -> None:
+        """Prepare the weights. Products of dense experts are always exact. ``ends``: the last columns of the
+        parts of ``parts``, whose results do not depend on the number of tokens."""
         if tensors.fp8_activations:
             raise ConfigError("--moe-activation-dtype fp8 needs --ops triton and a Hopper GPU")
         self._kept: list[torch.Tensor] = []  # keeps the memory that the library reads
-        exact = precision == "exact"
+        exact, self._fixed = precision == "exact", bool(ends)
+        self._ends = (ctypes.c_int64 * len(ends))(*ends)
         if tensors.gate_up is not None and tensors.down is not None:
             gate_up = self._dense(tensors.gate_up, tensors.gate_up_bias)
             down = self._dense(tensors.down, tensors.down_bias)
@@ -31,7 +34,8 @@ class CpuExperts:
         num_experts, self.hidden = tensors.down_bias.shape
         self.gate_up_bias, self.down_bias = tensors.gate_up_bias.float(), tensors.down_bias
         self.swiglu_limit, self.swiglu_alpha = limit, alpha = tensors.swiglu_limit, tensors.swiglu_alpha
-        self._experts = Experts(gate_up, down, num_experts, limit, alpha)
+        at = ctypes.addressof(self._ends) if ends else None
+        self._experts = Experts(gate_up, down, num_experts, limit, alpha, at, len(ends))
         self._at = ctypes.addressof(self._experts)
         self._moe = library().functions.moe
 
@@ -47,7 +51,7 @@ class CpuExperts:
             raise ValueError("experts need either all four MXFP4 tensors or both dense ones")
         rows, columns = blocks.shape[1], blocks.shape[2] * 32
         kept = self._keep(blocks), self._keep(scales), self._keep(bias.float())
-        return Matrix(*kept, rows, columns, MXFP4, exact)
+        return Matrix(*kept, rows, columns, MXFP4, exact, self._fixed)
 
     def _keep(self, tensor: torch.Tensor) -> int:
         self._kept.append(tensor.contiguous())
@@ -80,6 +84,16 @@ class CpuExperts:
     ) -> torch.Tensor:
         """Return x + sum of gate * expert(normed), in the order of expert ids; x [T, H] float32 is
         overwritten."""
+        return self._add(normed, expert_ids, gates, x)
+
+    def parts(self, normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """Return [P, T, H]: the addends of the parts of the columns, of which the first has the biases."""
+        out = torch.zeros(len(self._ends), *normed.shape)
+        return self._add(normed, expert_ids, gates, out)
+
+    def _add(
+        self, normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, x: torch.Tensor
+    ) -> torch.Tensor:
         tokens, top_k = expert_ids.shape
         self._moe(
             normed.data_ptr(), tokens, self.hidden, expert_ids.data_ptr(), gates.data_ptr(), top_k, self._at,

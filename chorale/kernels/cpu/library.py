@@ -23,7 +23,7 @@ class Matrix(Structure):
 
     _fields_: ClassVar[Any] = [
         ("data", c_void_p), ("scales", c_void_p), ("bias", c_void_p), ("rows", c_int64), ("columns", c_int64),
-        ("element", c_int32), ("exact", c_int32),
+        ("element", c_int32), ("exact", c_int32), ("fixed", c_int32), ("stride", c_int32),
     ]  # fmt: skip
 
 
@@ -32,7 +32,7 @@ class Experts(Structure):
 
     _fields_: ClassVar[Any] = [
         ("gate_up", Matrix), ("down", Matrix), ("num_experts", c_int64), ("limit", c_float),
-        ("alpha", c_float),
+        ("alpha", c_float), ("ends", c_void_p), ("num_parts", c_int64),
     ]  # fmt: skip
 
 

@@ -13,8 +13,11 @@ from chorale.kernels.ops import Precision
 class CpuLinear:
     """y = x W^T + bias for W [N, K]. int8: weights and inputs have one scale per block of 32."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision) -> None:
-        """``weight`` may be a view of a mapped file; it is kept if ``precision`` is exact."""
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision, *, fixed: bool = False
+    ) -> None:
+        """``weight`` may be a view of a mapped file; it is kept if ``precision`` is exact. ``fixed``: a
+        token's result does not depend on the number of tokens."""
         self.rows, self.columns = weight.shape
         self.bias = None if bias is None else bias.float().contiguous()
         weight = readable(weight)
@@ -24,7 +27,7 @@ class CpuLinear:
         self.weight = weight
         bias_at = None if self.bias is None else self.bias.data_ptr()
         exact = precision == "exact"
-        self.matrix = Matrix(weight.data_ptr(), None, bias_at, self.rows, self.columns, element, exact)
+        self.matrix = Matrix(weight.data_ptr(), None, bias_at, self.rows, self.columns, element, exact, fixed)
         self._at = ctypes.addressof(self.matrix)
         self._linear = library().functions.linear
 

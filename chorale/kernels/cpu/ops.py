@@ -55,7 +55,13 @@ def draft_qkv_rope_cache(
 def project_and_route(
     attended: torch.Tensor, linear: CpuLinear, x: torch.Tensor, weights: RouterWeights, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    linear.add_to(x, attended)
+    return linear.add_to(x, attended), *route(x, weights, eps)
+
+
+def route(
+    x: torch.Tensor, weights: RouterWeights, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return (norm of x [T, H], expert_ids [T, K], gates [T, K])."""
     router: CpuRouter = weights.linear
     (tokens, hidden), top_k = x.shape, weights.top_k
     normed, gates = torch.empty_like(x), x.new_empty(tokens, top_k)
@@ -65,7 +71,7 @@ def project_and_route(
         router.bias.data_ptr(), len(router.bias), top_k, normed.data_ptr(), expert_ids.data_ptr(),
         gates.data_ptr(),
     )  # fmt: skip
-    return x, normed, expert_ids, gates
+    return normed, expert_ids, gates
 
 
 def moe(
@@ -94,12 +100,14 @@ def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) ->
     return CpuRouter(weight.float().contiguous(), bias.float().contiguous())
 
 
-def cpu_ops(precision: Precision) -> Ops:
-    """Return the CPU ops, which use as many threads as torch. ``library()`` must be available."""
+def cpu_ops(precision: Precision, fixed: bool = False) -> Ops:
+    """Return the CPU ops, which use as many threads as torch. ``library()`` must be available.
+
+    ``fixed``: without AMX, so that a token's result never depends on the batch."""
     set_threads(torch.get_num_threads())
 
     def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> CpuLinear:
-        return CpuLinear(weight, bias, precision)
+        return CpuLinear(weight, bias, precision, fixed=fixed)
 
     def pack_gated(gate: torch.Tensor, up: torch.Tensor) -> CpuLinear:
         return pack_linear(torch.cat((gate, up)), None)
@@ -110,7 +118,7 @@ def cpu_ops(precision: Precision) -> Ops:
     ops = replace(
         REFERENCE_OPS,
         name="cpu",
-        plan_attention=partial(plan_attention, precision=precision),
+        plan_attention=partial(plan_attention, precision="exact" if fixed else precision),
         qkv_rope_cache=qkv_rope_cache,
         attention=attention,
         project_and_route=project_and_route,

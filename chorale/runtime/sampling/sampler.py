@@ -61,9 +61,13 @@ class Sampler:
         rank: Rank | None = None,
         gather_few: Callable[[torch.Tensor], torch.Tensor] | None = None,
         mode: LogprobsMode = "raw_logprobs",
+        *,
+        row_by_row: bool = False,
     ) -> None:
         """``forbidden``: ids that are never sampled; ids outside the vocabulary are ignored. ``rank``: logits
-        cover its token ids only; None: the whole vocabulary. ``gather_few``: see ``Ops``."""
+        cover its token ids only; None: the whole vocabulary. ``gather_few``: see ``Ops``. ``row_by_row``:
+        torch computes each row alone, because the order of its additions depends on the number of rows.
+        """
         self._device, self._rank = device, rank
         self._gather_few = gather_few
         self._is_processed, self._is_logits = mode.startswith("processed"), mode.endswith("logits")
@@ -74,6 +78,7 @@ class Sampler:
         # (logits [N, V] float32, draws, last_token, out [N] int64): samples rows without processors, in
         # static memory
         self.draw = make_sampler(self.forbidden, device.sample_rows)
+        self._rows = 1 if row_by_row else device.sample_rows  # for torch at once
 
     @functools.cached_property
     def _plain(self) -> ReferenceSampler:
@@ -81,7 +86,7 @@ class Sampler:
         reference."""
         if self._rank is None and isinstance(self.draw, ReferenceSampler):
             return self.draw
-        return ReferenceSampler(self.forbidden, self._device.sample_rows)
+        return ReferenceSampler(self.forbidden, self._rows)
 
     def logprobs(
         self,
@@ -101,7 +106,7 @@ class Sampler:
             all_gather = self._gather_few or self._rank.communicator.all_gather
             own = self._rank.share.vocabulary
             gather = partial(shared_logprobs, own, all_gather, named=named, as_logits=self._is_logits)
-        return gather_in_parts(logits, token_ids, num_top, self._device.sample_rows, gather)
+        return gather_in_parts(logits, token_ids, num_top, self._rows, gather)
 
     def logprobs_at(
         self,
@@ -150,8 +155,8 @@ class Sampler:
                 batch.early_stops,
             )
             self.draw(logits, draws, torch.empty_like(tokens), tokens)
-        for start in range(0, len(processed), self._device.sample_rows):
-            samples = processed[start : start + self._device.sample_rows]
+        for start in range(0, len(processed), self._rows):
+            samples = processed[start : start + self._rows]
             index = self._device.upload(samples.astype(np.int32)).long()
             own, some = None if masks is None else masks.at(samples), logits[index]
             if self._rank is not None:

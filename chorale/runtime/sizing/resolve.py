@@ -106,6 +106,7 @@ class Resolved:
     notes: tuple[str, ...]
     max_logprobs: int = MAX_LOGPROBS
     logprobs_mode: LogprobsMode = "raw_logprobs"
+    batch_invariant: bool = False
     most_drafts: int = 0  # maximum draft tokens per row and step
     drafts: DraftMemory | None = None  # memory of the draft head; None: no head
     host_tier: HostTierSizes | None = None  # the host memory tier; None: no tier
@@ -239,6 +240,7 @@ def _resolve(
         decisions=tuple(decide.decisions),
         max_logprobs=_max_logprobs(config, decide),
         logprobs_mode=config.logprobs_mode,
+        batch_invariant=config.batch_invariant,
         most_drafts=0 if speculation is None else speculation.num_speculative_tokens,
         drafts=drafts if speculation is not None and speculation.has_head else None,
         notes=tuple(decide.notes),

@@ -27,7 +27,7 @@ from chorale.model.draft.random_head import random_head
 from chorale.model.gpt_oss import GptOss
 from chorale.model.update import Target
 from chorale.model.weights import load_weights
-from chorale.parallel.shares import Share
+from chorale.parallel.shares import Share, fixed_sums
 from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.build_executor import allocate_kv, make_worker
 from chorale.runtime.device import DTYPES, Device, open_device
@@ -109,7 +109,8 @@ def build_rank(
     device, rank = rank_device.device, rank_device.rank
     name, dense = str(device.torch_device), model_config.dense_experts
     precision = cpu_precision(config, model_config)
-    ops = select_ops(config.ops, name, dense_experts=dense, rank=rank, precision=precision)
+    fixed = fixed_sums(config, model_config)
+    ops = select_ops(config.ops, name, dense_experts=dense, rank=rank, precision=precision, fixed=fixed)
     precompiler = compile_phase.make_precompiler(config, ops, pool)
     resolve_with = partial(
         resolve,
@@ -121,7 +122,7 @@ def build_rank(
         precision=precision if ops.name == "cpu" else None,
     )
     resolved = note_poorest(rank_device, resolve_with(rank_device.hardware), resolve_with)
-    if name == "cpu" and rank is None:
+    if name == "cpu" and (rank is None or fixed is not None):
         resolved = note_cpu_ops(config, ops, precision, resolved)
     if resolved.is_lean:
         device.pack_memory()

@@ -88,7 +88,7 @@ void linear_rows(const Matrix& weight, const Inputs& inputs, int64_t tokens, flo
 void linear(const float* x, int64_t tokens, const float* norm, float eps, const Matrix* weight, float* out,
             int32_t adds) {
 #if defined(CHORALE_TILES)
-    if (weight->element == kInt8 && tokens >= kFewest8) return linear_tiles(x, tokens, norm, eps, *weight, out, adds);
+    if (weight->element == kInt8 && !weight->fixed && tokens >= kFewest8) return linear_tiles(x, tokens, norm, eps, *weight, out, adds);
 #endif
     static thread_local Inputs inputs;
     if (norm == nullptr) {

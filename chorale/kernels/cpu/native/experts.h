@@ -68,9 +68,20 @@ void up_rows(const Experts& experts, const Pairs& pairs, const typename Rows::In
     });
 }
 
+// Columns [begin, end) of every expert's rows; the first columns have the bias.
+inline Matrix part_of(const Matrix& matrix, int64_t begin, int64_t end) {
+    Matrix part = matrix;
+    const int64_t bytes = matrix.element == kMxfp4 ? begin / 2 : begin * (matrix.element == kBfloat16 ? 2 : 4);
+    part.data = static_cast<const unsigned char*>(matrix.data) + bytes;
+    if (matrix.scales != nullptr) part.scales = static_cast<const unsigned char*>(matrix.scales) + begin / kGroup;
+    if (begin > 0) part.bias = nullptr;
+    part.columns = end - begin;
+    part.stride = static_cast<int32_t>(stride_of(matrix));
+    return part;
+}
+
 template <class Rows>
-void down_rows(const Experts& experts, const Pairs& pairs, const typename Rows::Input* x, float* out) {
-    const Matrix& matrix = experts.down;
+void down_rows(const Matrix& matrix, const Pairs& pairs, const typename Rows::Input* x, float* out) {
     const auto* bias = static_cast<const float*>(matrix.bias);
     const int64_t at_once = rows_of_task(bytes_of_row(matrix), matrix.rows, pairs.most());
     chorale::parallel((matrix.rows + at_once - 1) / at_once, [&](long task) {
@@ -79,8 +90,8 @@ void down_rows(const Experts& experts, const Pairs& pairs, const typename Rows::
             multiply_all(Rows(matrix, one.expert * matrix.rows), begin, end, x + one.begin, one.count,
                          [&](int64_t row, int64_t place, float value) {
                              const auto pair = static_cast<size_t>(one.begin + place);
-                             out[pairs.tokens[pair] * matrix.rows + row] +=
-                                 pairs.gates[pair] * (value + bias[one.expert * matrix.rows + row]);
+                             if (bias != nullptr) value += bias[one.expert * matrix.rows + row];
+                             out[pairs.tokens[pair] * matrix.rows + row] += pairs.gates[pair] * value;
                          });
     });
 }
@@ -107,9 +118,14 @@ void run_experts(const float* normed, int64_t tokens, int64_t hidden, const Expe
                [&](int64_t at) { return normed + (by_token ? at : places[at]) * hidden; });
     with_inputs<Up>(first, num_pairs, by_token ? places : nullptr,
                     [&](const typename Up::Input* inputs) { up_rows<Up>(experts, pairs, inputs, inner); });
-    second.fill(num_pairs, experts.down, [&](int64_t pair) { return inner + pair * width; });
-    with_inputs<Down>(second, num_pairs, nullptr,
-                      [&](const typename Down::Input* inputs) { down_rows<Down>(experts, pairs, inputs, x); });
+    const int64_t whole = width, *ends = experts.num_parts > 0 ? experts.ends : &whole;
+    for (int64_t part = 0, begin = 0; begin < width; begin = ends[part++]) {
+        const Matrix down = part_of(experts.down, begin, ends[part]);
+        second.fill(num_pairs, down, [&](int64_t pair) { return inner + pair * width + begin; });
+        float* out = x + part * tokens * hidden;
+        with_inputs<Down>(second, num_pairs, nullptr,
+                          [&](const typename Down::Input* inputs) { down_rows<Down>(down, pairs, inputs, out); });
+    }
 }
 
 #if defined(CHORALE_TILES)
@@ -124,7 +140,7 @@ void moe(const float* normed, int64_t tokens, int64_t hidden, const int64_t* ids
     const Matrix& matrix = experts->gate_up;
     if (matrix.element == kMxfp4 && matrix.exact) run_experts<Mxfp4ExactRows, Mxfp4ExactRows>(normed, tokens, hidden, *experts, pairs, x);
 #if defined(CHORALE_TILES)
-    else if (matrix.element == kMxfp4) run_some_on_tiles(normed, tokens, hidden, *experts, pairs, x);
+    else if (matrix.element == kMxfp4 && !matrix.fixed) run_some_on_tiles(normed, tokens, hidden, *experts, pairs, x);
 #endif
     else if (matrix.element == kMxfp4) run_experts<Mxfp4Rows, Mxfp4Rows>(normed, tokens, hidden, *experts, pairs, x);
     else if (matrix.element == kBfloat16) run_experts<DenseRows<uint16_t>, DenseRows<uint16_t>>(normed, tokens, hidden, *experts, pairs, x);

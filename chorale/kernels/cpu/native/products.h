@@ -13,13 +13,16 @@ struct Decoded {
     Isa::Floats scale;
 };
 
+inline int64_t stride_of(const Matrix& matrix) { return matrix.stride > 0 ? matrix.stride : matrix.columns; }
+
 struct Mxfp4 {  // the rows of a matrix, beginning with row ``first``
     const unsigned char *blocks, *scales;
-    int64_t groups;
+    int64_t groups, stride;  // of a row, and from one row to the next
 
-    explicit Mxfp4(const Matrix& matrix, int64_t first = 0) : groups(num_groups(matrix.columns)) {
-        blocks = static_cast<const unsigned char*>(matrix.data) + first * groups * 16;
-        scales = static_cast<const unsigned char*>(matrix.scales) + first * groups;
+    explicit Mxfp4(const Matrix& matrix, int64_t first = 0)
+        : groups(num_groups(matrix.columns)), stride(num_groups(stride_of(matrix))) {
+        blocks = static_cast<const unsigned char*>(matrix.data) + first * stride * 16;
+        scales = static_cast<const unsigned char*>(matrix.scales) + first * stride;
     }
 };
 
@@ -35,14 +38,14 @@ struct Mxfp4Rows : Mxfp4 {
         if (part % (64 / kBlocks) == 0) prefetch(scales + row * groups + part * kBlocks + kAheadBytes / 16);
     }
     Decoded at(int64_t row, int64_t step) const {
-        const int64_t place = row * groups + step * kBlocks;
+        const int64_t place = row * stride + step * kBlocks;
         Decoded found;
         Isa::decode4(Isa::load_unaligned(blocks + place * 16), found.lo, found.hi);
         found.scale = Isa::scales4(scales + place);
         return found;
     }
     Decoded last(int64_t row) const {  // fewer than kBlocks blocks: reads nothing beyond the row
-        const int64_t place = row * groups + full_steps() * kBlocks;
+        const int64_t place = row * stride + full_steps() * kBlocks;
         unsigned char few[kBlocks] = {};
         for (int i = 0; i < rest(); i++) few[i] = scales[place + i];
         Decoded found;
@@ -175,8 +178,8 @@ struct Mxfp4ExactRows : Mxfp4 {
         for (int64_t group = 0; group < groups; group++) {
             Isa::Floats even[kParts], odd[kParts];
             if (group % 4 == 0) prefetch(blocks + (row * groups + group) * 16 + kAheadBytes);
-            Isa::decode_floats(blocks + (row * groups + group) * 16, even, odd);
-            const unsigned char exponent = scales[row * groups + group];
+            Isa::decode_floats(blocks + (row * stride + group) * 16, even, odd);
+            const unsigned char exponent = scales[row * stride + group];
             const uint32_t bits = exponent == 0 ? 1u << 22 : exponent == 255 ? 0x7FC00000u : exponent << 23u;
             float factor;
             std::memcpy(&factor, &bits, 4);
@@ -194,13 +197,13 @@ struct Mxfp4ExactRows : Mxfp4 {
 template <class Number> struct DenseRows {
     using Input = const float*;
     const Number* data;
-    int64_t columns;
+    int64_t columns, stride;
 
-    explicit DenseRows(const Matrix& matrix, int64_t first = 0) : columns(matrix.columns) {
-        data = static_cast<const Number*>(matrix.data) + first * columns;
+    explicit DenseRows(const Matrix& matrix, int64_t first = 0) : columns(matrix.columns), stride(stride_of(matrix)) {
+        data = static_cast<const Number*>(matrix.data) + first * stride;
     }
     template <int M> void multiply(int64_t row, const float* const* x, Floats (&sums)[M], float (&rest)[M]) const {
-        const Number* weights = data + row * columns;
+        const Number* weights = data + row * stride;
         int64_t i = 0;
         for (; i + kLanes <= columns; i += kLanes) {
             prefetch(weights + i + kAheadBytes / static_cast<int64_t>(sizeof(Number)));

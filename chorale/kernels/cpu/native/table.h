@@ -15,6 +15,8 @@ struct Matrix {
     int64_t rows, columns;
     int32_t element;
     int32_t exact;  // 1: inputs stay float32; 0: they are rounded to 8 bits in blocks of 32
+    int32_t fixed;  // 1: the order of additions is the same for any number of tokens, so no tiles
+    int32_t stride;  // columns in memory from one row to the next; 0: ``columns``. Not for kInt8
 };
 
 struct Experts {  // kMxfp4, or dense
@@ -22,6 +24,8 @@ struct Experts {  // kMxfp4, or dense
     Matrix down;     // [E, H, I]
     int64_t num_experts;
     float limit, alpha;
+    const int64_t* ends;  // last columns of the parts of ``down``, ascending
+    int64_t num_parts;    // 0: the result is added to x [T, H]; else one addend for each part, to x [parts, T, H]
 };
 
 struct Step {  // the sequences of a step, for one group of layers

@@ -1,0 +1,130 @@
+"""The CPU ops of ``--batch-invariant``, on one or several ranks: equal bits in every batch and on any number
+of ranks.
+
+Sums over heads and over columns of experts are computed in parts (``FixedSums``), each of which belongs to
+one rank, and added as a binary tree. A rank has a whole subtree, so it sends one sum, as without this
+option. All ranks get the logits of the whole vocabulary, and sample like a single rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from chorale.kernels.cpu.attention import CpuPlan, attention
+from chorale.kernels.cpu.experts import CpuExperts
+from chorale.kernels.cpu.linear import CpuLinear
+from chorale.kernels.cpu.ops import cpu_ops, lm_head, route
+from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, RouterWeights
+from chorale.kernels.reference.one_by_one import attention_of_each
+from chorale.kernels.reference.sampling.shared_sampling import gather_logits
+from chorale.kernels.reference.shared_ops import embed
+from chorale.parallel.rank import Rank
+from chorale.parallel.shares import FixedSums, cut
+
+TOKENS_AT_ONCE = 256  # whose addends of all parts are in memory
+
+
+def invariant_ops(precision: Precision, fixed: FixedSums, rank: Rank | None) -> Ops:
+    """Return the ops of ``rank``; None: the only one. ``library()`` must be available."""
+    ops = cpu_ops(precision, fixed=True)
+
+    def pack_output(weight: torch.Tensor, bias: torch.Tensor | None) -> list[CpuLinear]:
+        parts = cut(weight.shape[1], fixed.heads, 1, "heads")
+        return [
+            CpuLinear(weight[:, part.start : part.stop], None if part.start else bias, precision, fixed=True)
+            for part in parts
+        ]
+
+    def pack_experts(tensors: ExpertTensors) -> CpuExperts:
+        blocks, dense = tensors.down_blocks, tensors.down
+        columns = blocks.shape[2] * 32 if blocks is not None else 0 if dense is None else dense.shape[1]
+        parts = cut(columns, fixed.columns, fixed.chunk, "columns of the experts")
+        return CpuExperts(tensors, precision, [part.stop for part in parts])
+
+    ops = replace(
+        ops,
+        attention=attend,
+        project_and_route=partial(project_and_route, rank),
+        moe=partial(moe, rank),
+        pack_output=pack_output,
+        pack_experts=pack_experts,
+        detail=f"{ops.detail}, batch-invariant",
+    )
+    if rank is None:
+        return ops
+    return replace(
+        ops,
+        embed=partial(embed, rank),
+        lm_head=partial(whole_lm_head, rank, fixed.vocab_size),
+        has_whole_logits=True,
+    )
+
+
+def attend(q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: CpuPlan, group: int) -> torch.Tensor:
+    """``Ops.attention``. The library does not support e4m3, so each of those tokens is computed alone."""
+    if kv.dtype == torch.float8_e4m3fn:
+        return attention_of_each(q, kv, sinks, plan.of_each_token, group)
+    return attention(q, kv, sinks, plan, group)
+
+
+def project_and_route(
+    rank: Rank | None,
+    attended: torch.Tensor,
+    output: list[CpuLinear],
+    x: torch.Tensor,
+    weights: RouterWeights,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    inputs = attended.split([linear.columns for linear in output], dim=1)
+    parts = (linear(each) for linear, each in zip(output, inputs, strict=True))
+    x = x.add_(total(rank, tree_sum(parts)))
+    return x, *route(x, weights, eps)
+
+
+def moe(
+    rank: Rank | None,
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: CpuExperts,
+    x: torch.Tensor,
+    next_qkv: QkvWeights | None,
+    eps: float,
+) -> tuple[torch.Tensor, None]:
+    some = zip(*(each.split(TOKENS_AT_ONCE) for each in (normed, expert_ids, gates)), strict=True)
+    own = torch.cat([tree_sum(experts.parts(*each).unbind(0)) for each in some])
+    return x.add_(total(rank, own)), None
+
+
+def whole_lm_head(
+    rank: Rank,
+    vocab_size: int,
+    x: torch.Tensor,
+    logits_index: torch.Tensor,
+    norm: torch.Tensor,
+    head: CpuLinear,
+    eps: float,
+) -> torch.Tensor:
+    """Return logits [L, V] of the whole vocabulary."""
+    return gather_logits(rank, lm_head(x, logits_index, norm, head, eps), vocab_size)
+
+
+def total(rank: Rank | None, own: torch.Tensor) -> torch.Tensor:
+    """Return the sum over all ranks, with the same bits on each."""
+    return own if rank is None else tree_sum(rank.communicator.all_gather(own).unbind(0))
+
+
+def tree_sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Add neighbours in pairs, then these sums in pairs, and so on. The number of parts is a power of two."""
+    sums: list[torch.Tensor] = []
+    for count, part in enumerate(parts, 1):
+        whole = part
+        for _ in range((count & -count).bit_length() - 1):  # as many pairs end with this part
+            whole = sums.pop() + whole
+        sums.append(whole)
+    (found,) = sums
+    return found
