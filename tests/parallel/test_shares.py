@@ -28,21 +28,21 @@ def test_the_experts_of_gpt_oss() -> None:
     assert columns(1) == [45]
     assert columns(2) == [23, 22]
     assert columns(4) == [12, 11, 11, 11]
-    assert columns(8) == [6, 6, 6, 6, 6, 5, 5, 5]
+    assert columns(8) == [6, 6, 6, 5, 6, 5, 6, 5]
 
 
 def test_heads_and_token_ids_of_gpt_oss() -> None:
     first, second, *_, last = make_shares(model(), 4)
     assert (first.heads, first.kv_heads) == (range(16), range(2))
     assert (second.heads, second.kv_heads) == (range(16, 32), range(2, 4))
-    assert [len(share.vocabulary) for share in (first, second, last)] == [50304, 50304, 50240]
+    assert [len(share.vocabulary) for share in (first, second, last)] == [50304, 50240, 50240]
     assert last.vocabulary == range(150848, 201088)
     assert first.columns.stop == second.columns.start
 
 
 def test_whole_experts() -> None:
     shares = make_shares(model(experts=10), 4, by_expert=True)
-    assert [len(share.experts) for share in shares] == [3, 3, 2, 2]
+    assert [len(share.experts) for share in shares] == [3, 2, 3, 2]
     assert {share.columns for share in shares} == {range(2880)}
 
 
@@ -75,8 +75,10 @@ def test_nothing_is_padded_or_left_out(total: int, parts: int, chunk: int) -> No
     found = cut(total, parts, chunk, "things")
     assert list(itertools.chain(*found)) == list(range(total))
     chunks = [-(-len(part) // chunk) for part in found]
-    assert chunks == sorted(chunks, reverse=True)
-    assert chunks[0] - chunks[-1] <= 1
+    assert chunks[0] == max(chunks) <= min(chunks) + 1
+    if parts in (2, 4, 8):  # a part is that of two of the parts of twice as many
+        halves = cut(total, parts // 2, chunk, "things")
+        assert [part.start for part in found[::2]] == [part.start for part in halves]
     assert all(part.start % chunk == 0 for part in found)
 
 

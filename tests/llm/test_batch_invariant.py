@@ -1,0 +1,91 @@
+"""``LLM(batch_invariant=True)``: requests in random mixes give the bits that they give alone.
+
+``benchmarks/mixes.py`` makes the mixes, and does the same with any checkpoint on a GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import mixes
+from benchmarks.mixes import Comparison, make_requests
+from chorale import LLM
+from chorale.model.config_writer import make_config
+from chorale.testing.checkpoint_writer import write_random_checkpoint
+
+SIZES: dict[str, Any] = {
+    "layers": 2, "experts": 5, "hidden": 64, "inter": 5 * 64, "heads": 8, "kv_heads": 4, "head_dim": 16,
+    "vocab": 512, "sliding_window": 32,
+}  # fmt: skip
+USUAL: dict[str, Any] = {"batch_invariant": True, "max_model_len": 512, "num_threads": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_checkpoint(tmp_path_factory.mktemp("m"), make_config(**SIZES), seed=1)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Comparison:
+    made = Comparison(make_requests(16, 2, range(512)), time.monotonic() + 600)
+    with LLM(str(folder), **USUAL, enable_prefix_caching=False) as llm:
+        made.run_alone(llm)
+    return made
+
+
+@pytest.fixture
+def comparison(alone: Comparison) -> Comparison:
+    alone.seen.clear()
+    return alone
+
+
+@pytest.mark.parametrize(
+    ("name", "condition"),
+    [
+        ("many rows", "with a cached prefix"),
+        ("few rows, small chunks", "with a cached prefix"),
+        ("drafts", "accepted draft tokens"),
+        ("small pool", "preempted"),
+        ("host memory", "tokens from host memory"),
+    ],
+)
+def test_mixes_give_the_bits_of_requests_alone(
+    name: str, condition: str, folder: Path, comparison: Comparison
+) -> None:
+    with LLM(str(folder), **USUAL | mixes.SETTINGS[name]) as llm:
+        comparison.run_mixes(llm, name, 48, 1)
+    assert comparison.seen["compared"] == 48
+    assert comparison.seen["different"] == 0
+    assert comparison.seen[condition] > 0
+
+
+def test_four_ranks_give_the_bits_of_one(folder: Path, comparison: Comparison) -> None:
+    """Processes, as on several GPUs."""
+    with LLM(str(folder), **USUAL, tensor_parallel_size=4) as llm:
+        comparison.run_mixes(llm, "4 ranks", 24, 1)
+    assert (comparison.seen["compared"], comparison.seen["different"]) == (24, 0)
+
+
+def test_two_ranks_of_the_demo_give_the_bits_of_one() -> None:
+    made = Comparison(make_requests(2, 3), time.monotonic() + 600)
+    with LLM("demo", **USUAL, enable_prefix_caching=False) as llm:
+        made.run_alone(llm)
+    with LLM("demo", **USUAL, tensor_parallel_size=2) as llm:
+        made.run_mixes(llm, "2 ranks", 4, 1)
+    assert (made.seen["compared"], made.seen["different"]) == (4, 0)
+
+
+def test_the_comparison_finds_a_difference(folder: Path, comparison: Comparison) -> None:
+    """Of one bit of one log-probability."""
+    tokens, scores = comparison.alone[0]
+    comparison.alone[0] = tokens, scores[:8] + bytes([scores[8] ^ 1]) + scores[9:]
+    try:
+        with LLM(str(folder), **USUAL) as llm:
+            comparison.run_mixes(llm, "many rows", 16, 1)
+    finally:
+        comparison.alone[0] = tokens, scores
+    assert comparison.seen["different"] == 1
