@@ -58,6 +58,7 @@ DOCS = {
     "prompt_token_ids": "the prompt, for each prompt of a completion",
     "prompt_tokens": "the length of the prompt, if not its ids, for each prompt of a completion",
     "logprob_token_ids": "tokens whose log-probabilities are returned, instead of the likeliest ones'",
+    "include_record": "add `record` to the body or last event: all that `chorale verify` needs to repeat it",
     "prompt": "a text, token ids, or a list of either",
     "reasoning": "`effort`, and `summary`: any value returns the reasoning as a summary",
     "ChatRequest.reasoning": "`effort`, as reasoning_effort",

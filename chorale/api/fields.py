@@ -167,6 +167,7 @@ class StructuredFields(SamplingFields):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    include_record: bool = False
 
 
 class StreamedFields(StructuredFields):

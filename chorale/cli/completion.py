@@ -37,6 +37,7 @@ PARSERS = {
     "pull": "pull_parser",
     "list": "list_parser",
     "selfcheck": "parser",
+    "verify": "parser",
 }
 SUBCOMMANDS = {
     "bench": {name: line for name, (_, line) in BENCHES.items()},

@@ -26,6 +26,7 @@ COMMANDS = {
     "run-batch": ("commands.serve.run_batch", "answer a file of requests (OpenAI's batch format)"),
     "bench": ("commands.measure.bench", "measure a server, the engine, the start-up or the kernels"),
     "eval": ("commands.measure.eval", "score a model's answers, or compare two servers"),
+    "verify": ("commands.measure.verify", "repeat a recorded answer, and compare all bits"),
     "pull": ("commands.models.models:run_pull", "download a model, or resume a download"),
     "list": ("commands.models.models:run_list", "list the models on this machine"),
     "fit": ("commands.machine.fit", "show whether a model fits on this machine or a GPU"),

@@ -26,6 +26,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # folder or hub id of the loaded model
     revision: str | None = None
     fingerprint: str = ""  # hash of all that changes answers, without the number of ranks
+    model_hash: str = ""  # of config.json and a sample of each tensor
+    batch_invariant: bool = False
     engine_id: str = ""  # new at every start of the engine process
     pid: int = 0  # id of the engine process; 0: the engine runs in this process
     max_model_len: int

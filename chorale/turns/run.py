@@ -76,7 +76,8 @@ def run_turns(
     """
     eos = frozenset(client.info.eos_token_ids)
     choices = [Choice(vocab, request, index, eos) for index in range(request.sampling.n)]
-    turn = _Turn(client, vocab, request, direct if len(choices) == 1 else None)
+    may_be_direct = len(choices) == 1 and request.recorder is None
+    turn = _Turn(client, vocab, request, direct if may_be_direct else None)
     if turn.direct is not None:
         turn.direct.decode = choices[0].read
     first: Batches | None = _first_round(turn, choices, partial(_later_rounds, turn))
@@ -172,7 +173,8 @@ async def _first_round(
 ) -> Batches:
     """Runs the round that all choices share; ``continue_choice`` continues a choice that needs something."""
     fed = dict(enumerate(choices))
-    stream = turn.client.submit(turn.request.first_round())
+    request, recorder = turn.request.first_round(), turn.request.recorder
+    stream = turn.client.submit(request)
     batch: list[ChoiceEvents] = []
     begun = False
     if turn.direct is not None:
@@ -184,7 +186,11 @@ async def _first_round(
             settled: dict[int, Need] = {}
             for chunk in chunks:
                 choice = fed.get(chunk.index)  # the engine may not know yet that a choice has ended
-                need: Need | None = None if choice is None else choice.feed(chunk)
+                if choice is None:
+                    continue
+                if recorder is not None:
+                    recorder.add(request, chunk.index, chunk)
+                need: Need | None = choice.feed(chunk)
                 if need is not None:
                     settled[chunk.index] = need
             batch = _take(fed.values())
@@ -239,7 +245,7 @@ async def _next_round(turn: _Turn, choice: Choice, need: NextRound, number: int)
     request = turn.request.later_round(need, choice.index, number, info.max_model_len)
     patience = QUEUE_PATIENCE if need.num_new_tokens is not None else 0.0
     stream = await _submit(turn.client, request, patience) if request is not None else None
-    if stream is None:
+    if stream is None or request is None:
         yield choice.end("length")  # reported as incomplete; the output is kept
         return
     choice.begin_round(need)
@@ -247,6 +253,8 @@ async def _next_round(turn: _Turn, choice: Choice, need: NextRound, number: int)
     try:
         async for chunks in stream:
             for chunk in chunks:
+                if turn.request.recorder is not None:
+                    turn.request.recorder.add(request, choice.index, chunk)
                 settled = choice.feed(chunk)
             if settled is not None:
                 break

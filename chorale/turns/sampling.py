@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 from chorale.client.base import EngineInfo
 from chorale.config.sampling_fields import CHOSEN_BY_MODEL, SAMPLING_FIELDS
+from chorale.config.seeds import choice_seed
 from chorale.engine.types import SamplingSpec
 from chorale.errors import ContextLengthError, RequestError
 from chorale.harmony.text import encode_words
 from chorale.harmony.vocab import Vocabulary
 
-_SEED_MASK = 2**62 - 1
 _MAX_NAMED = 20  # wrong entries in one error
 
 
@@ -84,7 +84,7 @@ def resolve_sampling(
         max_tokens=limit,
         ignore_eos=bool(fields.ignore_eos),
         stop_token_ids=_token_ids(fields.stop_token_ids) or (),
-        seed=None if fields.seed is None else fields.seed & _SEED_MASK,
+        seed=None if fields.seed is None else choice_seed(fields.seed, 0),
         logprobs=logprobs,
         logprob_token_ids=_token_ids(logprob_token_ids) or (),
         prompt_logprobs=prompt_logprobs,

@@ -230,6 +230,7 @@ class ChunkWriter:
         return chunk
 
 
-def usage_event(answer: Answer, ends: list[TurnEnded]) -> bytes:
-    """Returns the last chunk of a stream with ``include_usage``: no choices, the total usage."""
-    return event(answer.completion(_CHUNK, []) | closing_fields([ends], metrics=answer.metrics))
+def closing_event(answer: Answer, ends: list[TurnEnded] | None, record: dict[str, Any]) -> bytes:
+    """Returns the last chunk of a stream: no choices, but the total usage of ``ends``, and the record."""
+    usage = {} if ends is None else closing_fields([ends], metrics=answer.metrics)
+    return event(answer.completion(_CHUNK, []) | usage | record)

@@ -26,6 +26,7 @@ from chorale.api.http.responses import EventStream, large_response, read_as, unt
 from chorale.api.http.sse import DONE, event, last_error
 from chorale.api.limits import check_scores
 from chorale.api.logprobs import is_scored
+from chorale.api.record import record_field
 from chorale.api.routed_experts import check_experts, expert_field
 from chorale.api.state import ServerState, select_model
 from chorale.api.usage import closing_fields
@@ -96,6 +97,7 @@ def prompt_turn(
         progress=completion.stream
         and (completion.return_token_ids or wants_continuous_usage(completion.stream_options)),
         cache_salt=cache_salt(owner, completion.cache_salt),
+        is_recorded=completion.include_record,
     )
     check_scores(len(prompt), completion.num_prompt_logprobs)
     return turn
@@ -130,7 +132,8 @@ async def complete_text(
             for index, events in batch:
                 folds[position][index].add(events)
     scored = any(is_scored(one.turn.sampling) for one in prepared)
-    return await beside(lambda: text_body(prepared, folds, answer), heavy=scored)
+    body = await beside(lambda: text_body(prepared, folds, answer), heavy=scored)
+    return body | record_field(state, [one.turn for one in prepared])
 
 
 def text_body(
@@ -174,18 +177,20 @@ async def stream_text(
             raise
         yield last_error(error)
         return
-    yield _conclusion(writers, answer)
+    yield _conclusion(writers, answer, record_field(state, [one.turn for one in prepared]))
 
 
 def _feed(writers: Sequence[TextChunkWriter], batch: Sequence[ChoiceEvents]) -> bytes:
     return b"".join([writers[index].feed(events) for index, events in batch])
 
 
-def _conclusion(writers: list[list[TextChunkWriter]], answer: TextAnswer) -> bytes:
+def _conclusion(writers: list[list[TextChunkWriter]], answer: TextAnswer, record: dict[str, Any]) -> bytes:
     ends = [[writer.ended for writer in row if writer.ended is not None] for row in writers]
     errors = [error for row in ends for ended in row if (error := end_error(ended)) is not None]
     if errors:
         return last_error(errors[0])
-    if not wants_usage(answer.request.stream_options):
+    usage = wants_usage(answer.request.stream_options)
+    if not usage and not record:
         return DONE
-    return event(answer.object([]) | closing_fields(ends, metrics=answer.metrics)) + DONE
+    closing = closing_fields(ends, metrics=answer.metrics) if usage else {}
+    return event(answer.object([]) | closing | record) + DONE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from chorale.api.messages.blocks import MessageAnswer, message_body
 from chorale.api.messages.events import EventWriter, error_bytes
 from chorale.api.messages.prepare import build_prompt, prepare
 from chorale.api.messages.request import parse_count, parse_messages
+from chorale.api.record import record_field
 from chorale.api.state import ServerState, check_model, select_model
 from chorale.tracing.context import name_response
 from chorale.turns.events import Fold
@@ -52,11 +54,12 @@ async def _complete(state: ServerState, request: TurnRequest, answer: MessageAns
             fold.add(events)
     if fold.ended is not None:
         state.metrics.repaired(fold.ended.repairs)
-    return message_body(answer, fold)
+    return message_body(answer, fold) | record_field(state, [request])
 
 
 async def _stream(state: ServerState, request: TurnRequest, answer: MessageAnswer) -> AsyncGenerator[bytes]:
-    writer = EventWriter(answer, whole_calls=not request.sampling.grammar)
+    record = partial(record_field, state, [request])
+    writer = EventWriter(answer, whole_calls=not request.sampling.grammar, record=record)
     async with aclosing(run_turn(state.client, state.vocab, request)) as turn:
         async for events in turn:
             data = writer.feed(events)

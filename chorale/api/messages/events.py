@@ -7,7 +7,7 @@ starts when its first text arrives, so that no block is empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from chorale.api.http.anthropic_errors import error_body
@@ -32,11 +32,13 @@ class EventWriter:
     """Converts the events of each wake-up to bytes.
 
     ``whole_calls``: a call's arguments are sent only when complete, since no grammar ensures that they are
-    JSON.
+    JSON. ``record``: returns the fields of ``message_stop``.
     """
 
-    def __init__(self, answer: MessageAnswer, whole_calls: bool = False) -> None:
-        self._answer = answer
+    def __init__(
+        self, answer: MessageAnswer, whole_calls: bool = False, record: Callable[[], dict[str, Any]] = dict
+    ) -> None:
+        self._answer, self._record = answer, record
         self._whole_calls = whole_calls
         self._call: list[str] = []
         self._opened: ItemOpened | None = None  # the open item
@@ -130,7 +132,7 @@ class EventWriter:
             out.append(error_bytes(error))
             return
         out.append(_event("message_delta", delta=stops(ended), usage=usage_object(ended.usage)))
-        out.append(_event("message_stop"))
+        out.append(_event("message_stop", **self._record()))
 
 
 def _delta_of(opened: ItemOpened) -> tuple[str, str]:

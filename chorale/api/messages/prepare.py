@@ -54,6 +54,7 @@ async def prepare(state: ServerState, request: MessagesRequest, owner: bytes) ->
         prefill_token_ids=prompt.prefill,
         progress=request.stream,  # message_start shows the usage so far
         cache_salt=cache_salt(owner, request.cache_salt),
+        is_recorded=request.include_record,
     )
     return await check_grammar(state.grammars, turn)
 

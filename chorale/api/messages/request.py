@@ -105,6 +105,7 @@ class MessagesRequest(CountRequest):
     max_tokens: Annotated[int, limits.number("max_tokens")]
     stop_sequences: Annotated[list[StopString], limits.items("stop")] | None = None
     stream: bool = False
+    include_record: bool = False
 
 
 def parse_messages(data: Mapping[str, Any]) -> MessagesRequest:

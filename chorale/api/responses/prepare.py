@@ -78,6 +78,7 @@ async def prepare(
             approved=prompt.approved,
             compaction=prompt.compaction,
             prefill_token_ids=prompt.prefill,
+            is_recorded=request.include_record,
         )
         return Prepared(prompt, await check_grammar(state.grammars, turn))
     except BaseException:

@@ -203,6 +203,8 @@ def _check(request: ResponsesRequest) -> None:
         )
     if request.background and not request.store:
         raise RequestError("'background' requires 'store'", param="background")
+    if request.background and request.include_record:
+        raise unsupported("'include_record': not available with 'background'", "include_record")
     if request.background_options is not None and not request.background:
         raise RequestError("'background_options' requires 'background'", param="background_options")
     if request.continue_final_message and request.context_management:

@@ -15,6 +15,7 @@ from typing import Any
 
 from chorale.api.http.sse import Frame
 from chorale.api.logprobs import LogprobsWriter
+from chorale.api.record import record_field
 from chorale.api.responses.event_log import LogEvent, TurnBegan, TurnFailed
 from chorale.api.responses.items.objects import (
     ResponseBuilder,
@@ -286,7 +287,7 @@ class Run:
             if lease is not None:
                 raise
             self._builder.base["store"] = body["store"] = False
-        return body
+        return body | record_field(self.state, [self._prepared.turn])
 
 
 def failed_body(body: dict[str, Any], error: ChoraleError) -> dict[str, Any]:

@@ -179,7 +179,11 @@ def make_drafter(config: SpeculativeConfig | None) -> PlanningDrafter | None:
 
 
 def _fingerprint(
-    config: EngineConfig, folder: Path, found: BuiltRank, rank_device: RankDevice, sampling: dict[str, float]
+    config: EngineConfig,
+    weights: bytes,
+    found: BuiltRank,
+    rank_device: RankDevice,
+    sampling: dict[str, float],
 ) -> str:
     """Returns a hash of the weights, torch, the device, the number formats and the sampling defaults.
 
@@ -192,7 +196,7 @@ def _fingerprint(
         *(resolved.dtype, resolved.kv_dtype, str(found.model.ops), resolved.int8),
         *(config.moe_activation_dtype, config.enable_expert_parallel, sorted(sampling.items())),
     ]
-    return hashlib.sha256(digest_weights(folder) + repr(facts).encode()).hexdigest()[:8]
+    return hashlib.sha256(weights + repr(facts).encode()).hexdigest()[:8]
 
 
 def _info(
@@ -205,13 +209,15 @@ def _info(
     seconds: dict[str, float],
 ) -> EngineInfo:
     resolved, limits = found.resolved, found.resolved.limits
-    parts = parts_of(config, model)
+    parts, digest = parts_of(config, model), digest_weights(folder)
     sampling = dict(model.default_sampling) if config.generation_config == "auto" else {}
     sampling |= config.override_generation_config or {}
     return EngineInfo(
         model=config.model,
         revision=config.revision,
-        fingerprint=_fingerprint(config, folder, found, rank_device, sampling),
+        fingerprint=_fingerprint(config, digest, found, rank_device, sampling),
+        model_hash=digest.hex(),
+        batch_invariant=config.batch_invariant,
         engine_id=uuid.uuid4().hex[:16],
         max_model_len=limits.max_model_len,
         max_num_seqs=limits.max_num_seqs,

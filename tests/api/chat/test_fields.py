@@ -243,7 +243,7 @@ def test_sampling_fields_reach_the_engine() -> None:
         max_tokens=9,
         ignore_eos=True,
         stop_token_ids=(13,),
-        seed=2**62 - 1,
+        seed=2**63 - 1,
         logprobs=3,
         prompt_logprobs=1,
     )
