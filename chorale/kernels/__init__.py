@@ -112,11 +112,6 @@ def _triton_ops(device: str, rank: Rank | None, *, batch_invariant: bool) -> Ops
         from chorale.kernels.triton.shared_ops import shared_ops
 
         return shared_ops(rank)
-    from chorale.kernels.triton import ops
+    from chorale.kernels.triton.ops import triton_ops
 
-    if batch_invariant:
-        if not hasattr(ops, "triton_ops"):
-            raise ConfigError("--batch-invariant: the Triton kernels of this version do not support it")
-        made: Ops = ops.triton_ops(batch_invariant=True)
-        return made
-    return ops.TRITON_OPS
+    return triton_ops(batch_invariant=batch_invariant)

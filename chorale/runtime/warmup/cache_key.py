@@ -26,6 +26,7 @@ def cache_key(model: GptOss, resolved: Resolved) -> str:
     Omits settings that no kernel depends on, such as the number of blocks or the seed.
     """
     parts = [model.ops.name, resolved.dtype, resolved.kv_dtype, resolved.graph_rows, resolved.mixed_graphs]
+    parts.append(resolved.batch_invariant)
     parts += [f"{name} {getattr(model.config, name)}" for name in _SIZES]
     parts += [f"{name} {getattr(resolved.limits, name)}" for name in _LIMITS]
     return "\n".join([*map(repr, parts), *sorted(set(_layouts("weights", model.weights)))])

@@ -130,11 +130,11 @@ class Shapes:
 
 def shapes_of(config: EngineConfig, model_config: ModelConfig, target: Target, rank: Rank | None) -> Shapes:
     """Returns the shapes of ``rank``. Raises ``ConfigError`` if the GPU cannot run the configuration."""
-    from chorale.kernels.triton.ops import TRITON_OPS
+    from chorale.kernels.triton.ops import triton_ops
     from chorale.kernels.triton.shared_ops import shared_ops
 
     device, share = TargetDevice(target.hardware), None if rank is None else rank.share
-    ops = TRITON_OPS if rank is None else shared_ops(rank)
+    ops = shared_ops(rank) if rank else triton_ops(batch_invariant=config.batch_invariant)
     resolved = resolve(config, model_config, target.hardware, can_overlap=True, can_capture=True)
     ops = ops_over_peers(config, ops, step_sizes(model_config, resolved), device.torch_device) or ops
     dry = None if rank is None else DryRank(rank, ops)
