@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from chorale import harmony
-from chorale.api.state import ServerState
+from chorale.client.base import EngineInfo
+from chorale.turns.record import Recorder
 from chorale.turns.request import TurnRequest
 from chorale.version import __version__
 
 
-def record_field(state: ServerState, turns: Sequence[TurnRequest]) -> dict[str, Any]:
+def record_field(info: EngineInfo, turns: Sequence[TurnRequest]) -> dict[str, Any]:
     """Returns ``{"record": ...}`` of turns that have ended, or {} if they were not recorded."""
     rounds: list[dict[str, Any]] = []
     first, is_recorded = 0, False
@@ -25,7 +30,6 @@ def record_field(state: ServerState, turns: Sequence[TurnRequest]) -> dict[str, 
         first += turn.sampling.n
     if not is_recorded:
         return {}
-    info = state.client.info
     version, _, commit = __version__.partition("+g")
     return {
         "record": {
@@ -55,3 +59,12 @@ def template_hash() -> str:
     for path in sorted(Path(harmony.__file__).parent.glob("*.py")):
         found.update(path.name.encode() + b"\n" + path.read_bytes())
     return found.hexdigest()
+
+
+def recorded(turn: TurnRequest, is_asked: bool) -> TurnRequest:
+    """Returns the turn; if asked, with a recorder of all but summaries, a seed and log-probabilities."""
+    if not is_asked:
+        return turn
+    seed = secrets.randbits(53) if turn.sampling.seed is None else turn.sampling.seed  # exact in JSON
+    sampling = msgspec.structs.replace(turn.sampling, seed=seed, logprobs=turn.sampling.logprobs or 0)
+    return replace(turn, sampling=sampling, recorder=Recorder())

@@ -6,7 +6,6 @@ request reaches an engine. The requests of single rounds are also made here.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +54,7 @@ class TurnRequest:
     tools: tuple[TurnTools, ...] = ()
     approved: tuple[ApprovedCall, ...] = ()  # run before the first round
     compaction: Compaction | None = None
-    recorder: Recorder | None = None  # gets everything that the turn samples, except summaries
+    recorder: Recorder | None = None  # see ``recorded``
     expert_shape: tuple[int, int] | None = None  # layers, experts per token; None: not part of the answer
 
     def first_round(self) -> GenerateRequest:
@@ -145,11 +144,9 @@ def turn_request(
     tools: tuple[TurnTools, ...] = (),
     approved: Sequence[ApprovedCall] = (),
     compaction: Compaction | None = None,
-    is_recorded: bool = False,
 ) -> TurnRequest:
     """``stream_interval`` None: events are read once, at the end; ``stop``: instead of ``fields.stop``;
-    ``routed_experts_start``: the answer has the routed experts from this position of the prompt on;
-    ``is_recorded``: with a ``Recorder``, thus also with a seed and log-probabilities.
+    ``routed_experts_start``: the answer has the routed experts from this position of the prompt on.
 
     Raises ``RequestError`` for incompatible fields, ``ContextLengthError`` for a prompt without room.
     """
@@ -173,9 +170,6 @@ def turn_request(
     grammar, parts = rules.grammar(sampling.max_tokens)
     if grammar:
         sampling = msgspec.structs.replace(sampling, grammar=grammar)
-    if is_recorded:
-        seed = secrets.randbits(53) if sampling.seed is None else sampling.seed  # exact as JSON's number
-        sampling = msgspec.structs.replace(sampling, seed=seed, logprobs=sampling.logprobs or 0)
     return TurnRequest(
         request_id=request_id,
         prompt_token_ids=prompt_token_ids,
@@ -194,7 +188,6 @@ def turn_request(
         tools=tools,
         approved=tuple(approved),
         compaction=compaction,
-        recorder=Recorder() if is_recorded else None,
         expert_shape=None if sampling.routed_experts_start is None else info.routed_experts,
     )
 

@@ -76,8 +76,7 @@ def run_turns(
     """
     eos = frozenset(client.info.eos_token_ids)
     choices = [Choice(vocab, request, index, eos) for index in range(request.sampling.n)]
-    may_be_direct = len(choices) == 1 and request.recorder is None
-    turn = _Turn(client, vocab, request, direct if may_be_direct else None)
+    turn = _Turn(client, vocab, request, direct if len(choices) == 1 and not request.recorder else None)
     if turn.direct is not None:
         turn.direct.decode = choices[0].read
     first: Batches | None = _first_round(turn, choices, partial(_later_rounds, turn))
@@ -186,17 +185,14 @@ async def _first_round(
             settled: dict[int, Need] = {}
             for chunk in chunks:
                 choice = fed.get(chunk.index)  # the engine may not know yet that a choice has ended
-                if choice is None:
-                    continue
-                if recorder is not None:
+                if choice is not None and recorder is not None:
                     recorder.add(request, chunk.index, chunk)
-                need: Need | None = choice.feed(chunk)
+                need: Need | None = None if choice is None else choice.feed(chunk)
                 if need is not None:
                     settled[chunk.index] = need
             batch = _take(fed.values())
             if not begun and any(chunk.token_ids for chunk in chunks):
-                begun = True
-                # A stream begins with the first token, visible or not.
+                begun = True  # with the first token, visible or not
                 batch = batch or [(index, []) for index in fed]
             if settled:
                 for index, need in settled.items():

@@ -13,6 +13,7 @@ from chorale.api.usage import ShownMetrics
 from chorale.ids import new_completion_id
 from chorale.turns.events import EndReason, ItemOpened, TurnEnded
 
+CHUNK = "chat.completion.chunk"
 FINISH: dict[EndReason, str] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 
 

@@ -17,7 +17,7 @@ from chorale.api.chat.prepare import prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.http.auth import owner_of
 from chorale.api.http.responses import large_response, read_as, until_disconnect
-from chorale.api.record import record_field
+from chorale.api.record import record_field, recorded
 from chorale.api.state import ServerState, select_model
 from chorale.api.usage import NO_METRICS, closing_fields
 from chorale.errors import RequestError, invalid, unsupported
@@ -72,7 +72,7 @@ async def create_batch(state: ServerState, request: Request) -> Response:
     for position, chat in enumerate(chats):
         chat.take_defaults(state.config)
         try:
-            turns.append(await prepare(state, chat, owner_of(request)))
+            turns.append(recorded(await prepare(state, chat, owner_of(request)), chat.include_record))
         except RequestError as error:
             raise _placed(error, position) from None
     answer = Answer.of(state, chats[0])
@@ -92,5 +92,5 @@ async def _complete(state: ServerState, turns: list[TurnRequest], answer: Answer
     bodies = [await ended_chat(state, [fold], turn, answer) for fold, turn in zip(folds, turns, strict=True)]
     choices = [{**body["choices"][0], "index": position} for position, body in enumerate(bodies)]
     ends = [[fold.result()] for fold in folds]
-    closing = closing_fields(ends, metrics=NO_METRICS) | record_field(state, turns)
+    closing = closing_fields(ends, metrics=NO_METRICS) | record_field(state.client.info, turns)
     return answer.completion("chat.completion", choices) | closing

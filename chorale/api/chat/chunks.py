@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from chorale.api.chat.answer import Answer, call_object
+from chorale.api.chat.answer import CHUNK, Answer, call_object
 from chorale.api.chat.builtin import SHOWN, CallWriter, annotation
 from chorale.api.http.sse import PLACEHOLDER, Template, event
-from chorale.api.usage import closing_fields, usage_object, version_field
+from chorale.api.usage import usage_object, version_field
 from chorale.tools.contract import ToolResult
 from chorale.turns.events import (
     BUILTIN_ITEMS,
@@ -26,8 +26,6 @@ from chorale.turns.events import (
     TurnProgress,
     Usage,
 )
-
-_CHUNK = "chat.completion.chunk"
 
 
 class ChunkWriter:
@@ -224,13 +222,7 @@ class ChunkWriter:
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
-        chunk = self._answer.completion(_CHUNK, [choice])
+        chunk = self._answer.completion(CHUNK, [choice])
         if self._with_usage:
             chunk["usage"] = None
         return chunk
-
-
-def closing_event(answer: Answer, ends: list[TurnEnded] | None, record: dict[str, Any]) -> bytes:
-    """Returns the last chunk of a stream: no choices, but the total usage of ``ends``, and the record."""
-    usage = {} if ends is None else closing_fields([ends], metrics=answer.metrics)
-    return event(answer.completion(_CHUNK, []) | usage | record)

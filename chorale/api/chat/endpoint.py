@@ -12,16 +12,17 @@ from starlette.responses import Response
 
 from chorale.api.chat.answer import Answer
 from chorale.api.chat.body import chat_body
-from chorale.api.chat.chunks import ChunkWriter, closing_event
+from chorale.api.chat.chunks import ChunkWriter
+from chorale.api.chat.conclusion import conclusion
 from chorale.api.chat.prepare import prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.chat.stored import keep
 from chorale.api.fields import wants_continuous_usage, wants_usage
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
-from chorale.api.http.sse import DONE, last_error
+from chorale.api.http.sse import last_error
 from chorale.api.logprobs import is_scored
-from chorale.api.record import record_field
+from chorale.api.record import record_field, recorded
 from chorale.api.state import ServerState, select_model
 from chorale.tracing.context import name_response
 from chorale.turns.direct import Direct
@@ -34,7 +35,7 @@ async def create(state: ServerState, request: Request) -> Response:
     chat = await read_as(request, state.config, parse_chat)
     chat.take_defaults(state.config)
     state = select_model(state, chat.model)
-    turn = await prepare(state, chat, request.state.owner)
+    turn = recorded(await prepare(state, chat, request.state.owner), chat.include_record)
     answer = Answer.of(state, chat)
     name_response(answer.id)
     if chat.stream:
@@ -54,7 +55,7 @@ async def complete_chat(state: ServerState, turn: TurnRequest, answer: Answer) -
         async for batch in turns:
             for index, events in batch:
                 folds[index].add(events)
-    return await ended_chat(state, folds, turn, answer) | record_field(state, [turn])
+    return await ended_chat(state, folds, turn, answer) | record_field(state.client.info, [turn])
 
 
 async def ended_chat(
@@ -93,7 +94,8 @@ async def stream_chat(
                     folds[index].add(events)
     if folds and all(writer.ended and end_error(writer.ended) is None for writer in writers):
         await keep(state, chat, chat_body(answer, folds, turn), owner)
-    yield _conclusion(state, writers, turn, answer, wants_usage(chat.stream_options))
+    ends = [writer.ended for writer in writers if writer.ended is not None]
+    yield conclusion(state, ends, turn, answer, wants_usage(chat.stream_options))
 
 
 def chunk_writer(chat: ChatRequest, turn: TurnRequest, answer: Answer, index: int) -> ChunkWriter:
@@ -105,17 +107,3 @@ def chunk_writer(chat: ChatRequest, turn: TurnRequest, answer: Answer, index: in
         continuous=Usage(len(turn.prompt_token_ids)) if continuous else None,
         prompt_token_ids=turn.prompt_token_ids if chat.return_token_ids and index == 0 else None,
     )
-
-
-def _conclusion(
-    state: ServerState, writers: list[ChunkWriter], turn: TurnRequest, answer: Answer, with_usage: bool
-) -> bytes:
-    ends = [writer.ended for writer in writers if writer.ended is not None]
-    for ended in ends:
-        state.metrics.repaired(ended.repairs)
-    error = next((error for ended in ends if (error := end_error(ended)) is not None), None)
-    if error is not None:
-        return last_error(error)
-    record = record_field(state, [turn])
-    last = closing_event(answer, ends if with_usage else None, record) if with_usage or record else b""
-    return last + DONE

@@ -105,7 +105,6 @@ def turn_of(
         or (chat.return_token_ids and (chat.stream or chat.logprobs)),
         cache_salt=salt,
         tools=tools,
-        is_recorded=chat.include_record,
     )
 
 

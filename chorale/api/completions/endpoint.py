@@ -26,7 +26,7 @@ from chorale.api.http.responses import EventStream, large_response, read_as, unt
 from chorale.api.http.sse import DONE, event, last_error
 from chorale.api.limits import check_scores
 from chorale.api.logprobs import is_scored
-from chorale.api.record import record_field
+from chorale.api.record import record_field, recorded
 from chorale.api.routed_experts import check_experts, expert_field
 from chorale.api.state import ServerState, select_model
 from chorale.api.usage import closing_fields
@@ -97,10 +97,9 @@ def prompt_turn(
         progress=completion.stream
         and (completion.return_token_ids or wants_continuous_usage(completion.stream_options)),
         cache_salt=cache_salt(owner, completion.cache_salt),
-        is_recorded=completion.include_record,
     )
     check_scores(len(prompt), completion.num_prompt_logprobs)
-    return turn
+    return recorded(turn, completion.include_record)
 
 
 def _all_turns(
@@ -133,7 +132,7 @@ async def complete_text(
                 folds[position][index].add(events)
     scored = any(is_scored(one.turn.sampling) for one in prepared)
     body = await beside(lambda: text_body(prepared, folds, answer), heavy=scored)
-    return body | record_field(state, [one.turn for one in prepared])
+    return body | record_field(state.client.info, [one.turn for one in prepared])
 
 
 def text_body(
@@ -177,7 +176,7 @@ async def stream_text(
             raise
         yield last_error(error)
         return
-    yield _conclusion(writers, answer, record_field(state, [one.turn for one in prepared]))
+    yield _conclusion(writers, answer, record_field(state.client.info, [one.turn for one in prepared]))
 
 
 def _feed(writers: Sequence[TextChunkWriter], batch: Sequence[ChoiceEvents]) -> bytes:

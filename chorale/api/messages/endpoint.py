@@ -54,11 +54,11 @@ async def _complete(state: ServerState, request: TurnRequest, answer: MessageAns
             fold.add(events)
     if fold.ended is not None:
         state.metrics.repaired(fold.ended.repairs)
-    return message_body(answer, fold) | record_field(state, [request])
+    return message_body(answer, fold) | record_field(state.client.info, [request])
 
 
 async def _stream(state: ServerState, request: TurnRequest, answer: MessageAnswer) -> AsyncGenerator[bytes]:
-    record = partial(record_field, state, [request])
+    record = partial(record_field, state.client.info, [request])
     writer = EventWriter(answer, whole_calls=not request.sampling.grammar, record=record)
     async with aclosing(run_turn(state.client, state.vocab, request)) as turn:
         async for events in turn:

@@ -11,6 +11,7 @@ from chorale.api.limits import SIZES
 from chorale.api.messages.convert import Converter, system_text
 from chorale.api.messages.request import CountRequest, MessagesRequest
 from chorale.api.messages.tools import read_tools
+from chorale.api.record import recorded
 from chorale.api.state import ServerState
 from chorale.config.engine import DisabledEffort, StrictLevel
 from chorale.errors import invalid, unsupported
@@ -54,9 +55,8 @@ async def prepare(state: ServerState, request: MessagesRequest, owner: bytes) ->
         prefill_token_ids=prompt.prefill,
         progress=request.stream,  # message_start shows the usage so far
         cache_salt=cache_salt(owner, request.cache_salt),
-        is_recorded=request.include_record,
     )
-    return await check_grammar(state.grammars, turn)
+    return recorded(await check_grammar(state.grammars, turn), request.include_record)
 
 
 async def build_prompt(state: ServerState, request: CountRequest) -> Prompt:

@@ -9,6 +9,7 @@ from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.owner import cache_salt
 from chorale.api.http.pdfs import read_pdfs
 from chorale.api.limits import SIZES
+from chorale.api.record import recorded
 from chorale.api.responses.items.approvals import approved_calls
 from chorale.api.responses.items.built_in import BUILT_IN_CALLS
 from chorale.api.responses.items.client_calls import TOOL_LISTS
@@ -78,9 +79,9 @@ async def prepare(
             approved=prompt.approved,
             compaction=prompt.compaction,
             prefill_token_ids=prompt.prefill,
-            is_recorded=request.include_record,
         )
-        return Prepared(prompt, await check_grammar(state.grammars, turn))
+        turn = recorded(await check_grammar(state.grammars, turn), request.include_record)
+        return Prepared(prompt, turn)
     except BaseException:
         await prompt.close()
         raise

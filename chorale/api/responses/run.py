@@ -287,7 +287,7 @@ class Run:
             if lease is not None:
                 raise
             self._builder.base["store"] = body["store"] = False
-        return body | record_field(self.state, [self._prepared.turn])
+        return body | record_field(self.state.client.info, [self._prepared.turn])
 
 
 def failed_body(body: dict[str, Any], error: ChoraleError) -> dict[str, Any]:
