@@ -24,6 +24,7 @@ from chorale.engine.kv_cache.index_log import (
     net_changes,
 )
 from chorale.engine.types import (
+    BASE,
     BlockChanges,
     CacheGroup,
     EngineLimits,
