@@ -14,8 +14,8 @@ import pytest
 from benchmarks import mixes
 from benchmarks.mixes import Comparison, make_requests
 from chorale import LLM
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 
 SIZES: dict[str, Any] = {
     "layers": 2, "experts": 5, "hidden": 64, "inter": 5 * 64, "heads": 8, "kv_heads": 4, "head_dim": 16,

@@ -15,9 +15,9 @@ from chorale.api.record import template_hash
 from chorale.cli.commands.measure.verify import RecordedRound, first_difference
 from chorale.cli.main import main
 from chorale.config.engine import EngineConfig
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.engine.build import build_engine
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.local_client import LocalClient
 from tests.support.server import in_thread
 

@@ -13,13 +13,13 @@ from chorale.errors import ConfigError
 from chorale.kernels import select_ops
 from chorale.kernels.cpu.invariant_ops import tree_sum
 from chorale.kernels.ops import Precision
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import FixedSums, fixed_sums, make_shares
-from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.kernels.cpu.test_cpu_ops import isa as isa
 from tests.parallel.ranks import on_ranks
 from tests.support.device.model import prompt
