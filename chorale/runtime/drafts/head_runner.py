@@ -128,7 +128,9 @@ class HeadRunner:
             block = self._masks(passes, range(1, num_made + 2), count, longest)
             ends = passes.context_lens[num_made + 1, :count].repeat(num_made + 1)  # sees the whole block
             tokens = torch.full_like(block.positions, head.config.mask_token)
-            tokens[:count] = read.following.index_select(0, read.last_kept)
+            # In a dry run, no kernel has written these tokens, and an id outside of the table stops the GPU.
+            last = read.following.index_select(0, read.last_kept)
+            tokens[:count] = last.clamp(0, head.config.vocab_size - 1)
             x = head.run_block(tokens, replace(block, context_lens=ends), self._kv)
             index = self._index[count : count * (num_made + 1)]
         else:
