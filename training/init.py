@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from chorale.model.gpt_oss import yarn_frequencies
+from chorale.model.rope import yarn_frequencies
 from training.net import DemoNet, Layer
 
 _PEAK = 9.0  # logits by which the wanted distance exceeds its neighbours

@@ -122,7 +122,7 @@ class Control:
         return future
 
     def _outcome(self, *, success: bool = True) -> Outcome:
-        version = self._engine.weight_version
+        version = self._engine.served_version
         return Outcome(self.is_paused, self.sleep_level is not None, success, version)
 
     # ------------------------------------------------------------------ pause and sleep

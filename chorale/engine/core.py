@@ -57,13 +57,10 @@ class EngineCore:
         device: DeviceControl | None = None,
         adapters: AdapterService | None = None,
     ) -> None:
-        """``clock`` returns seconds since the epoch. With ``grammars`` None, requests with a grammar are
-        refused. ``prefix_secret``: the key of the prefix hashes; "" draws one. ``drafter``: guesses tokens
-        that steps verify; None: each step samples one token per row. ``device``: releases memory and
-        profiles, if that is possible. With ``adapters`` None, requests with an adapter are refused.
-
-        Raises ``ConfigError`` for limits that cannot work.
-        """
+        """``clock`` returns seconds since the epoch. ``prefix_secret``: the key of the prefix hashes; "" draws
+        one. ``drafter``: guesses tokens that steps verify; None: each step samples one token per row.
+        ``device``: releases memory and profiles, if that is possible. Without ``grammars`` or ``adapters``,
+        requests that need them are refused. Raises ``ConfigError`` for limits that cannot work."""
         check_limits(limits)
         self.limits = limits
         self._executor = executor

@@ -77,7 +77,7 @@ class EngineState:
         self.num_waiting_for_prefix = 0
         self.num_batch = 0  # sequences of batch work in ``running``
         self.num_preemptions = 0
-        self.weight_version = FIRST_VERSION  # label of the weights
+        self.served_version = FIRST_VERSION  # label of the weights
         self._last_committed_step = -1
         self._outbox: list[TokenChunk] = []
         # Queues a chunk for ``take_chunks``. Bound once, because every row of every step calls it.
@@ -158,7 +158,7 @@ class EngineState:
 
     def set_weight_version(self, version: str = FIRST_VERSION) -> None:
         """Label the tokens from the next step on."""
-        self.weight_version = version
+        self.served_version = version
         self.rows.needs_slow_path[:] = True  # the next token of each row gets the label
 
     def schedule_next_check(self, sequence: Sequence) -> None:

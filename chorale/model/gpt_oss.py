@@ -21,16 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from chorale.kernels.adapters import AdapterBatch
 from chorale.kernels.ops import AttentionShape, ForwardBatch, Ops, QkvWeights, RouterWeights
 from chorale.model.config import ModelConfig
 from chorale.model.rope import rope_table
-
-if TYPE_CHECKING:
-    from chorale.kernels.adapters import AdapterBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from chorale.model.config import RopeConfig
-from chorale.model.gpt_oss import rope_table
+from chorale.model.rope import rope_table
 from training.net import round_rows_int8
 
 MATRICES = ("fc", "qkv", "output", "gate_up", "down")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -35,7 +36,7 @@ class LoadRequest(BaseModel):
 
 class UnloadRequest(BaseModel):
     lora_name: str
-    lora_int_id: int | None = None  # no effect, as in vLLM
+    lora_int_id: Any = None  # no effect, as in vLLM
 
 
 def routes(state: ServerState) -> list[Route]:

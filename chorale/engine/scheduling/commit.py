@@ -209,7 +209,7 @@ class Committer:
         logprobs = None
         if sequence.sampling.logprobs is not None:
             logprobs = result.logprobs.get(entry, [])[: len(taken)]
-        chunk = emit.token_chunk(sequence, taken, logprobs, finish, now, self._engine.weight_version)
+        chunk = emit.token_chunk(sequence, taken, logprobs, finish, now, self._engine.served_version)
         self._add_experts(sequence, chunk, len(taken))
         if finish is not None:
             self._engine.commit_blocks(sequence, computed_before + len(taken))
@@ -254,7 +254,7 @@ class Committer:
         if sampling.max_tokens == 0:  # the request asks for the prompt only
             token_ids, logprobs, finish = [], None, "length"
             self.num_generated -= 1
-        chunk = emit.token_chunk(sequence, token_ids, logprobs, finish, now, engine.weight_version)
+        chunk = emit.token_chunk(sequence, token_ids, logprobs, finish, now, engine.served_version)
         self._add_experts(sequence, chunk, 1)
         if first:
             emit.first_fields(sequence, chunk)

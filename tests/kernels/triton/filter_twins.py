@@ -72,7 +72,7 @@ def test_the_same_tokens_are_kept() -> None:
 
 
 def test_the_known_tokens_are_kept_in_vllms_order() -> None:
-    logits, filters, left = answer_rows(500)  # one piece
+    logits, filters, left = answer_rows(V)
     edge = edges(logits, filters, torch.ones(len(left)))
     for row, expected in enumerate(left):
         assert set((logits[row] >= edge[row]).nonzero()[:, 0].tolist()) == expected, ANSWERS[row]

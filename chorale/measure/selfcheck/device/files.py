@@ -9,10 +9,10 @@ import torch
 
 from chorale.harmony.vocab import load_vocabulary
 from chorale.measure.selfcheck.check import Failed, Found, Skipped
+from chorale.measure.selfcheck.device.hub_hashes import has_hash, published_hash
 from chorale.measure.selfcheck.device.machine import Machine
 from chorale.model.config import RopeConfig
 from chorale.model.demo.compare import changed_tensors, is_demo
-from chorale.model.hub_hashes import has_hash, published_hash
 
 _SMALL = ("config.json", "generation_config.json", "model.safetensors.index.json")
 _MOST_THREADS = 8
