@@ -57,8 +57,8 @@ class EngineCore:
         device: DeviceControl | None = None,
         adapters: AdapterService | None = None,
     ) -> None:
-        """``clock`` returns seconds since the epoch. ``prefix_secret``: the key of the prefix hashes; "" draws
-        one. ``drafter``: guesses tokens that steps verify; None: each step samples one token per row.
+        """``clock`` returns seconds since the epoch. ``prefix_secret``: the key of the prefix hashes; ""
+        draws one. ``drafter``: guesses tokens that steps verify; None: each step samples one token per row.
         ``device``: releases memory and profiles, if that is possible. Without ``grammars`` or ``adapters``,
         requests that need them are refused. Raises ``ConfigError`` for limits that cannot work."""
         check_limits(limits)

@@ -222,9 +222,10 @@ def _add_pieces(parts_ptr, own_ptr, pieces, PIECES: tl.constexpr):
         other=0.0,
         cache_modifier=".cg",  # other programs wrote them
     )
-    inside = (places < pieces)[None, :]
-    least = tl.min(tl.where(inside, parts, float("inf")), 1)
-    most = tl.max(tl.where(inside, parts, -float("inf")), 1)
+    # The other words are sums, or were not written in this round.
+    inside, words_of = (places < pieces)[None, :], words[:, None]
+    least = tl.min(tl.where(inside & (words_of == SLOTS), parts, float("inf")), 1)
+    most = tl.max(tl.where(inside & (words_of == SLOTS + 1), parts, -float("inf")), 1)
     numbers = tl.where(words == SLOTS, least, tl.where(words == SLOTS + 1, most, tl.sum(parts, 1)))
     tl.store(own_ptr + words, numbers)
 
