@@ -96,7 +96,7 @@ def read_record(text: str) -> Record:
 
 
 def _verify_here(record: Record, model: str) -> int:
-    from chorale import LLM, SamplingParams
+    from chorale.llm import LLM, SamplingParams
 
     kernels = {"batch_invariant": bool(record.kernels.get("batch_invariant"))}
     names = ("dtype", "kv_cache_dtype", "logprobs_mode")
