@@ -187,7 +187,8 @@ async def _first_round(
                 choice = fed.get(chunk.index)  # the engine may not know yet that a choice has ended
                 if choice is not None and recorder is not None:
                     recorder.add(request, chunk.index, chunk)
-                if choice is not None and (need := choice.feed(chunk)) is not None:
+                need: Need | None = None if choice is None else choice.feed(chunk)
+                if need is not None:
                     settled[chunk.index] = need
             batch = _take(fed.values())
             if not begun and any(chunk.token_ids for chunk in chunks):

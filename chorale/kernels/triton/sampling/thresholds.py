@@ -222,10 +222,9 @@ def _add_pieces(parts_ptr, own_ptr, pieces, PIECES: tl.constexpr):
         other=0.0,
         cache_modifier=".cg",  # other programs wrote them
     )
-    # The other words are sums, or were not written in this round.
-    inside, words_of = (places < pieces)[None, :], words[:, None]
-    least = tl.min(tl.where(inside & (words_of == SLOTS), parts, float("inf")), 1)
-    most = tl.max(tl.where(inside & (words_of == SLOTS + 1), parts, -float("inf")), 1)
+    inside = (places < pieces)[None, :]
+    least = tl.min(tl.where(inside, parts, float("inf")), 1)
+    most = tl.max(tl.where(inside, parts, -float("inf")), 1)
     numbers = tl.where(words == SLOTS, least, tl.where(words == SLOTS + 1, most, tl.sum(parts, 1)))
     tl.store(own_ptr + words, numbers)
 
@@ -371,7 +370,8 @@ def shared_thresholds(
         return torch.empty(shape, dtype=dtype, device=device)
 
     state, values, edge = room(count, STATE.value, dtype=torch.int64), room(count, VALUES.value), room(count)
-    parts, own = room(count, ROW_WORDS, pieces), room(count, ROW_WORDS)
+    # Zeros, because a round does not write all words that are added.
+    parts, own = torch.zeros(count, ROW_WORDS, pieces, device=device), room(count, ROW_WORDS)
     everyone = own if ranks.size == 1 else room(ranks.size, count, ROW_WORDS)
     stride = count * ROW_WORDS
     if exchange is None:
