@@ -70,6 +70,7 @@ def test_four_ranks_give_the_bits_of_one(folder: Path, comparison: Comparison) -
     assert (comparison.seen["compared"], comparison.seen["different"]) == (24, 0)
 
 
+@pytest.mark.slow  # the test before has four ranks of a smaller model
 def test_two_ranks_of_the_demo_give_the_bits_of_one() -> None:
     made = Comparison(make_requests(2, 3), time.monotonic() + 600)
     with LLM("demo", **USUAL, enable_prefix_caching=False) as llm:
