@@ -214,11 +214,14 @@ def _measure(
 
 
 @triton.jit
-def _add_pieces(parts_ptr, own_ptr, pieces, PIECES: tl.constexpr):
+def _add_pieces(parts_ptr, own_ptr, pieces, PIECES: tl.constexpr, START: tl.constexpr):
     words, places = tl.arange(0, WORDS), tl.arange(0, PIECES)
+    written = words < SENT
+    if START:
+        written = written & (words >= SLOTS)  # the first round has no pivots
     parts = tl.load(
         parts_ptr + words[:, None] * pieces + places[None, :],
-        mask=(words < SENT)[:, None] & (places < pieces)[None, :],
+        mask=written[:, None] & (places < pieces)[None, :],
         other=0.0,
         cache_modifier=".cg",  # other programs wrote them
     )
@@ -296,7 +299,7 @@ def _round_kernel(
         if tl.atomic_add(arrivals_ptr + row, 1, sem="acq_rel") == tl.num_programs(0) - 1:
             tl.store(arrivals_ptr + row, 0)
             own = own_ptr + row * WORDS
-            _add_pieces(parts_ptr, own, pieces, PIECES)
+            _add_pieces(parts_ptr, own, pieces, PIECES, START)
             if SWAP or N == 1:
                 everyone = all_ptr + row * WORDS
                 if SWAP:
@@ -370,8 +373,7 @@ def shared_thresholds(
         return torch.empty(shape, dtype=dtype, device=device)
 
     state, values, edge = room(count, STATE.value, dtype=torch.int64), room(count, VALUES.value), room(count)
-    # Zeros, because a round does not write all words that are added.
-    parts, own = torch.zeros(count, ROW_WORDS, pieces, device=device), room(count, ROW_WORDS)
+    parts, own = room(count, ROW_WORDS, pieces), room(count, ROW_WORDS)
     everyone = own if ranks.size == 1 else room(ranks.size, count, ROW_WORDS)
     stride = count * ROW_WORDS
     if exchange is None:
