@@ -102,7 +102,7 @@ class EngineConfig:
     lora_modules: tuple[LoraModule, ...] = ()  # adapters to load at start
     max_loras: int = 1  # adapters on the device, which may run at once
     max_lora_rank: int = 16
-    max_cpu_loras: int | None = None  # adapters that stay in host memory; None: max_loras
+    max_cpu_loras: int | None = None  # adapters kept in host memory; None: as many as max_loras
     enable_sleep_mode: bool = False  # the engine can release its memory and restore it
     profiler_config: ProfilerConfig | None = None  # traces on request; None: no profiler
     weight_transfer_config: WeightTransferConfig | None = None  # new weights on request; None: never

@@ -163,7 +163,7 @@ class Control:
                 self._engine.set_weight_version()
 
     def _resume(self) -> None:
-        """End the pause. A pause, sleep or weight update that has not finished yet is given up."""
+        """End the pause. An unfinished pause, sleep or weight update is cancelled."""
         if self._is_updating:
             self._transfer(Command(action="abandon_weight_update"))
         for _, future in self._unfinished:

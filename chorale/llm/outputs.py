@@ -62,7 +62,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class WeightVersionSpan:
-    """Weights of this version gave the tokens from ``start`` to before ``end``."""
+    """The tokens from ``start`` to ``end`` (excluded) come from weights of this version."""
 
     version: str
     start: int

@@ -41,7 +41,7 @@ class AdapterStore:
         self._model, self._device, self._dtype = model, device, dtype
         self._max_rank, self._num_host = max_rank, num_host
         self._slots: list[Adapter | None] = [None] * num_slots
-        self._host: OrderedDict[int, Adapter] = OrderedDict()  # the newest last; used by the thread only
+        self._host: OrderedDict[int, Adapter] = OrderedDict()  # in LRU order; only the thread uses it
         self._row_slots: IntArray = np.full(num_rows + 1, -1, np.int32)
         self._thread = ThreadPoolExecutor(1, "adapters")
         self._stream = device.stream()

@@ -114,7 +114,7 @@ class HeadDraftPlanner:
         return sequence.drafts[:most]
 
     def _extend(self, sequence: Sequence, num_tokens: int, num_spare: int) -> bool:
-        """Give blocks for ``num_tokens``, and for the longest new block after them if there is room. Returns
+        """Allocate blocks for ``num_tokens``, and for the longest draft after them if there is room. Returns
         whether there was room."""
         # The last token and its draft. A captured step may make more than were requested.
         wanted = num_tokens + 1 + self._head.num_tokens

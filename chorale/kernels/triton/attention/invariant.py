@@ -49,7 +49,8 @@ def _sink(sinks_ptr, heads, real):
 
 @triton.jit
 def _join(top, mass, acc, part_top, part_mass, part_acc):
-    """Add a part to a sum: maxima and masses [R], sums [R, D]. ``tl.fma`` fixes what is contracted."""
+    """Add a part to a sum: maxima and masses [R], sums [R, D]. ``tl.fma`` fixes which
+    operations are fused."""
     most = tl.maximum(top, part_top)
     fade, part_fade = tl.exp2(top - most), tl.exp2(part_top - most)
     mass = tl.fma(mass, fade, part_mass * part_fade)
