@@ -86,12 +86,17 @@ class ForwardBatch:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The attention parameters that all layers share."""
+    """The attention parameters of layers that can share a plan."""
 
     num_heads: int  # Nq
     num_kv_heads: int  # Nkv
     head_dim: int  # D
-    sliding_window: int  # tokens that a window layer sees, the query's own included
+    sliding_window: int  # tokens that a layer of the window group sees, the query's own included
+    full_window: int = 0  # the same of the full group; 0: all
+
+    def window(self, group: int) -> int:
+        """Return how many tokens a layer of a group sees; 0: all."""
+        return self.sliding_window if group else self.full_window
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chorale.model.config import MODEL_TYPES
+
 _PREFIX = "models--"
 
 
@@ -72,7 +74,7 @@ def _refs(folder: Path) -> dict[str, str]:
 def _is_gpt_oss(folder: Path, name: str) -> bool:
     config = _read(folder / "config.json") or _read(folder / "original" / "config.json")
     kind = config.get("model_type")
-    return kind == "gpt_oss" if isinstance(kind, str) else "gpt-oss" in name.lower()
+    return kind in MODEL_TYPES if isinstance(kind, str) else "gpt-oss" in name.lower()
 
 
 def is_complete(folder: Path) -> bool:

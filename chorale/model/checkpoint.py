@@ -8,7 +8,9 @@ file and tensor.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,7 +18,7 @@ import torch
 from chorale.errors import CheckpointError
 from chorale.model.config import ModelConfig
 from chorale.model.config_fields import read_json
-from chorale.model.layouts import Layout, TensorSpec, detect_layout, tensor_specs
+from chorale.model.layouts import Layout, TensorSpec, detect_layout, kv_scale_specs, tensor_specs
 from chorale.model.safetensors_file import DTYPES, SafetensorsFile, check_name
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -35,6 +37,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.folder}: no gpt-oss expert tensors in its safetensors files")
         self.layout: Layout = layout
         specs = list(tensor_specs(config, layout))
+        specs += [spec for spec in kv_scale_specs(config) if spec.name in where]
         _check_names(self.folder, specs, where)
         for spec in specs:
             _check_tensor(where[spec.name], spec)
@@ -63,6 +66,34 @@ class Checkpoint:
     @property
     def num_bytes(self) -> int:
         return sum(entry.end - entry.begin for file in self.files for entry in file.entries.values())
+
+    def kv_scale(self, layer: int, role: str) -> float:
+        """Return the power of two at or above a layer's ``k_scale`` or ``v_scale``; 1 without one."""
+        if not self.has(layer, role):
+            return 1.0
+        value = float(self.read(layer, role).float())
+        if not 2.0**-64 <= value <= 2.0**64:
+            raise CheckpointError(f"{self.folder}: {self.spec(layer, role).name}: {value} is not a scale")
+        return 2.0 ** math.ceil(math.log2(value))
+
+
+def with_kv_scales(folder: Path, config: ModelConfig) -> ModelConfig:
+    """Return the configuration with the checkpoint's scales of an e4m3 KV cache, if it has any.
+
+    They are rounded up to powers of two, so that the weights of the projections can apply them without an
+    error (``ModelConfig.kv_factor``), and no kernel has to know them. Nothing more saturates, because values
+    become smaller, and e4m3 is a floating-point type, so its relative error stays.
+    """
+    if not config.layer_experts:  # only gpt_oss_puzzle has them
+        return config
+    checkpoint = Checkpoint(folder, config)
+    scales = tuple(
+        (checkpoint.kv_scale(layer, "k_scale"), checkpoint.kv_scale(layer, "v_scale"))
+        for layer in range(config.num_hidden_layers)
+    )
+    for file in checkpoint.files:
+        file.release()
+    return replace(config, kv_scales=scales)
 
 
 def digest_weights(folder: Path) -> bytes:

@@ -2,8 +2,9 @@
 
 Torch-free, so that the CLI can check what fits before torch is imported. Two forms of ``config.json`` are
 read: the published one (``GptOssForCausalLM``, with the older ``rope_scaling`` or the newer
-``rope_parameters``) and that of the reference layout under ``original/``. Every fault is a
-``ModelConfigError`` that names the key.
+``rope_parameters``) and that of the reference layout under ``original/``. ``GptOssPuzzleForCausalLM``
+(nvidia/gpt-oss-puzzle-88B) is the published form with ``block_configs``: experts and window of each layer.
+Every fault is a ``ModelConfigError`` that names the key.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ MXFP4_GROUP = 32  # weights that share one scale
 _EOS_OF_GPT_OSS = (200002, 199999, 200012)  # <|return|>, <|endoftext|>, <|call|>
 _MAX_LAYERS = 4096  # gpt-oss has 24 or 36; bounds the objects made per layer before any file is read
 _LAYER_GROUPS = {"full_attention": FULL, "sliding_attention": WINDOW}
+_CLASSES = {"gpt_oss": "GptOssForCausalLM", "gpt_oss_puzzle": "GptOssPuzzleForCausalLM"}  # by model_type
+MODEL_TYPES = tuple(_CLASSES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +62,18 @@ class ModelConfig:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
-    num_local_experts: int
+    num_local_experts: int  # of the layers that have the most
     num_experts_per_tok: int
     vocab_size: int
     sliding_window: int
-    layer_types: tuple[str, ...]
+    layer_types: tuple[str, ...]  # the layers' cache groups; sliding_attention layers see sliding_window
     rope: RopeConfig
+    # gpt_oss_puzzle: experts of each layer, and tokens that it sees (0: all). Empty: the same in every layer,
+    # and full_attention layers see all.
+    layer_experts: tuple[int, ...] = ()
+    layer_windows: tuple[int, ...] = ()
+    # Powers of two by which each layer's (keys, values) are divided in an e4m3 cache; empty: 1.
+    kv_scales: tuple[tuple[float, float], ...] = ()
     rms_norm_eps: float = 1e-5
     swiglu_limit: float = 7.0
     swiglu_alpha: float = 1.702
@@ -103,6 +112,11 @@ class ModelConfig:
         fields = Fields(raw, where)
         _check_architecture(fields)
         layers = fields.count("num_hidden_layers")
+        kinds, blocks = _read_layer_types(fields, layers), _read_blocks(fields, layers)
+        experts, windows = (tuple(part) for part in zip(*blocks, strict=True)) if blocks else ((), ())
+        short = min(filter(None, windows), default=1)
+        if blocks:
+            kinds = tuple("sliding_attention" if window == short else "full_attention" for window in windows)
         config = cls(
             hidden_size=fields.count("hidden_size"),
             intermediate_size=fields.count("intermediate_size"),
@@ -110,11 +124,13 @@ class ModelConfig:
             num_attention_heads=fields.count("num_attention_heads"),
             num_key_value_heads=fields.count("num_key_value_heads"),
             head_dim=fields.count("head_dim"),
-            num_local_experts=fields.count("num_local_experts", "num_experts"),
+            num_local_experts=max(experts) if blocks else fields.count("num_local_experts", "num_experts"),
+            layer_experts=experts,
+            layer_windows=windows,
             num_experts_per_tok=fields.count("num_experts_per_tok", "experts_per_token"),
             vocab_size=fields.count("vocab_size"),
-            sliding_window=fields.count("sliding_window"),
-            layer_types=_read_layer_types(fields, layers),
+            sliding_window=short if blocks else fields.count("sliding_window"),
+            layer_types=kinds,
             rope=(rope := _read_rope(fields)),
             rms_norm_eps=fields.number("rms_norm_eps", default=1e-5),
             swiglu_limit=fields.number("swiglu_limit", default=7.0),
@@ -124,7 +140,7 @@ class ModelConfig:
             ),
             eos_token_ids=_read_eos(fields, generation or {}),
             # The reference layout's config.json has no quantization_config either, but it has num_experts.
-            dense_experts="quantization_config" not in raw and "num_local_experts" in raw,
+            dense_experts="quantization_config" not in raw and bool(blocks or "num_local_experts" in raw),
             expert_input_scales=read_quantization(fields),
             default_sampling=_read_sampling(generation or {}),
         )
@@ -141,6 +157,34 @@ class ModelConfig:
             num_local_experts=len(share.experts),
             vocab_size=len(share.vocabulary),
         )
+
+    def only(self, layer: int) -> ModelConfig:
+        """Return the configuration of a model that has just this layer."""
+        one = slice(layer, layer + 1)
+        return replace(
+            self,
+            num_hidden_layers=1,
+            layer_types=self.layer_types[one],
+            layer_experts=self.layer_experts[one],
+            layer_windows=self.layer_windows[one],
+        )
+
+    def experts_in(self, layer: int) -> int:
+        """Return a layer's number of experts."""
+        return self.layer_experts[layer] if self.layer_experts else self.num_local_experts
+
+    def full_window(self, layer: int) -> int:
+        """Return the window of a layer of the full group, all of whose keys and values are kept; 0: none."""
+        is_kept = self.layer_types[layer] == "full_attention"
+        return self.layer_windows[layer] if is_kept and self.layer_windows else 0
+
+    def kv_factor(self, layer: int, part: str) -> float:
+        """Return the factor of a projection's weights (q, k, v or output) that applies ``kv_scales``: scores
+        and sums of values stay the same."""
+        if not self.kv_scales:
+            return 1.0
+        key, value = self.kv_scales[layer]
+        return {"q": key, "k": 1 / key, "v": 1 / value, "output": value}[part]
 
     def kv_tensor_of(self, layer: int) -> tuple[int, int]:
         """Return (cache group, index of the KV tensor) of a layer: the i-th layer of its group uses the i-th
@@ -160,19 +204,22 @@ class ModelConfig:
     @property
     def num_expert_parameters(self) -> int:
         """Number of weights of all experts of all layers, without biases."""
-        return self.num_hidden_layers * self.num_local_experts * 3 * self.hidden_size * self.intermediate_size
+        return self._num_experts * 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def _num_experts(self) -> int:
+        """Number of experts of all layers."""
+        return sum(self.layer_experts) or self.num_hidden_layers * self.num_local_experts
 
     @property
     def num_parameters(self) -> int:
         heads = self.num_attention_heads + 2 * self.num_key_value_heads
-        hidden, inter, experts = self.hidden_size, self.intermediate_size, self.num_local_experts
+        hidden, inter = self.hidden_size, self.intermediate_size
         attention = (hidden + 1) * heads * self.head_dim + self.num_attention_heads
         attention += hidden * self.num_attention_heads * self.head_dim + hidden
-        router = (hidden + 1) * experts
-        biases = experts * (2 * inter + hidden)
-        layer = attention + router + biases + 2 * hidden
-        dense = self.num_hidden_layers * layer + 2 * self.vocab_size * hidden + hidden
-        return dense + self.num_expert_parameters
+        expert = hidden + 1 + 2 * inter + hidden  # its row of the router, its biases
+        dense = self.num_hidden_layers * (attention + 2 * hidden) + self._num_experts * expert
+        return dense + 2 * self.vocab_size * hidden + hidden + self.num_expert_parameters
 
 
 def _find_config(folder: Path) -> Path:
@@ -184,11 +231,11 @@ def _find_config(folder: Path) -> Path:
 
 def _check_architecture(fields: Fields) -> None:
     model_type = fields.raw.get("model_type", "gpt_oss")  # absent in original/config.json
-    if model_type != "gpt_oss":
+    if model_type not in MODEL_TYPES:
         raise fields.error("model_type", f"{model_type!r} is not gpt_oss, the only architecture served")
-    architectures = fields.raw.get("architectures")
-    if architectures is not None and architectures != ["GptOssForCausalLM"]:
-        raise fields.error("architectures", f"{architectures!r} is not ['GptOssForCausalLM']")
+    architectures, wanted_class = fields.raw.get("architectures"), _CLASSES[model_type]
+    if architectures is not None and architectures != [wanted_class]:
+        raise fields.error("architectures", f"{architectures!r} is not {[wanted_class]}")
     activation = fields.raw.get("hidden_act", "silu")
     if activation != "silu":
         raise fields.error("hidden_act", f"{activation!r}; gpt-oss experts use silu (clamped SwiGLU)")
@@ -210,6 +257,31 @@ def _read_layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
         if not isinstance(kind, str) or kind not in _LAYER_GROUPS:
             raise fields.error(f"layer_types[{i}]", f"{kind!r} is not one of {sorted(_LAYER_GROUPS)}")
     return tuple(value)
+
+
+def _read_blocks(fields: Fields, layers: int) -> list[tuple[int, int]]:
+    """Read (experts, window or 0) of each layer of gpt_oss_puzzle; empty for gpt_oss."""
+    if fields.raw.get("model_type") != "gpt_oss_puzzle":
+        return []
+    blocks = fields.raw.get("block_configs")
+    if not isinstance(blocks, list) or len(blocks) != layers:
+        raise fields.error("block_configs", f"must list the sizes of each of the {layers} layers")
+    found, kinds = [], fields.raw.get("layer_types")
+    for i, raw in enumerate(blocks):
+        name = f"block_configs[{i}]"
+        if not isinstance(raw, Mapping) or "sliding_window" not in raw:
+            raise fields.error(name, "must have num_local_experts and sliding_window (null: no window)")
+        for key, value in raw.items():
+            if key not in ("num_local_experts", "sliding_window") and value != fields.raw.get(key):
+                raise fields.error(f"{name}.{key}", "differs from the other layers, which is not supported")
+        block = Fields(raw, f"{fields.where}: {name}")
+        window = 0 if raw["sliding_window"] is None else block.count("sliding_window")
+        if kinds is not None and (kinds[i] == "sliding_attention") is not (window > 0):
+            raise fields.error(
+                f"layer_types[{i}]", f"{kinds[i]}, but the window of {name} is {window or None}"
+            )
+        found.append((block.count("num_local_experts"), window))
+    return found
 
 
 def _read_rope(fields: Fields) -> RopeConfig:
@@ -256,6 +328,7 @@ def read_yarn(rope: Fields, theta: float, original_max_position: int) -> RopeCon
 def _read_eos(fields: Fields, generation: Mapping[str, Any]) -> tuple[int, ...]:
     """Read the stop ids: from generation_config.json (it lists <|call|> too), config.json, or gpt-oss's
     defaults."""
+    is_puzzle = "block_configs" in fields.raw
     if generation.get("eos_token_id") is not None:
         fields = Fields(generation, "generation_config.json")
     value = fields.raw.get("eos_token_id")
@@ -264,7 +337,9 @@ def _read_eos(fields: Fields, generation: Mapping[str, Any]) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [value]
     if not ids or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         raise fields.error("eos_token_id", "must be a token id or a list of them")
-    return tuple(dict.fromkeys(ids))
+    # nvidia/gpt-oss-puzzle-88B lists only some of the tokens with which gpt-oss ends.
+    more = _EOS_OF_GPT_OSS if is_puzzle else ()
+    return tuple(dict.fromkeys([*ids, *more]))
 
 
 def _read_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
@@ -289,10 +364,11 @@ def _check_sizes(config: ModelConfig, fields: Fields) -> None:
             raise fields.error(
                 key, f"must be a multiple of {MXFP4_GROUP}, the weights that share an MXFP4 scale"
             )
-    if config.num_experts_per_tok > config.num_local_experts:
-        raise fields.error(
-            "num_experts_per_tok", f"is more than num_local_experts {config.num_local_experts}"
-        )
+    fewest = min(config.layer_experts, default=config.num_local_experts)
+    if config.num_experts_per_tok > fewest:
+        raise fields.error("num_experts_per_tok", f"is more than num_local_experts {fewest}")
+    if config.layer_experts and config.expert_input_scales:
+        raise fields.error("quantization_config", "of gpt_oss_puzzle must be mxfp4")
     rope = config.rope
     if rope.factor < 1.0:
         raise fields.error("rope_scaling.factor", "must be 1 or more")

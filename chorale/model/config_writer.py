@@ -19,6 +19,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     "20b": {"layers": 24, "experts": 32, "hidden": 2880, "inter": 2880, "heads": 64, "kv_heads": 8},
     "120b": {"layers": 36, "experts": 128, "hidden": 2880, "inter": 2880, "heads": 64, "kv_heads": 8},
 }
+# nvidia/gpt-oss-puzzle-88B: the 120b with half of the experts in half of the layers, and 8 of the 18 layers
+# with full attention limited to 8,192 tokens. A checkpoint's own config.json decides what is served.
+_HALVED = (15, 17, 19, *range(21, 36))
+_WINDOW_8192 = (3, 5, 21, 23, 27, 31, 33, 35)
+SHAPES["puzzle-88b"] = SHAPES["120b"] | {
+    "layer_experts": tuple(64 if i in _HALVED else 128 for i in range(36)),
+    "layer_windows": tuple((8192 if i in _WINDOW_8192 else 0) if i % 2 else 128 for i in range(36)),
+    "rope": RopeConfig(factor=56.0),
+}
 
 
 def make_config(
@@ -34,6 +43,8 @@ def make_config(
     sliding_window: int = 128,
     experts_per_token: int = 4,
     layer_types: tuple[str, ...] | None = None,
+    layer_experts: tuple[int, ...] = (),
+    layer_windows: tuple[int, ...] = (),
     rope: RopeConfig | None = None,
 ) -> ModelConfig:
     """Return a gpt-oss configuration of any size. Even layers are windowed unless ``layer_types`` is
@@ -51,6 +62,8 @@ def make_config(
         vocab_size=vocab,
         sliding_window=sliding_window,
         layer_types=layer_types or kinds,
+        layer_experts=layer_experts,
+        layer_windows=layer_windows,
         rope=rope or RopeConfig(),
     )
 
@@ -124,6 +137,15 @@ def _published_json(config: ModelConfig, layout: Layout) -> dict[str, Any]:
     }
     attention = ["model.layers.*.self_attn", "model.layers.*.mlp.router"]
     untouched = [*attention, "model.embed_tokens", "lm_head"]
+    if config.layer_experts:
+        raw |= {"architectures": ["GptOssPuzzleForCausalLM"], "model_type": "gpt_oss_puzzle"}
+        windows = [window or None for window in config.layer_windows]
+        raw["layer_types"] = [f"{'sliding' if window else 'full'}_attention" for window in windows]
+        raw["block_configs"] = [
+            {"num_local_experts": experts, "sliding_window": window}
+            for experts, window in zip(config.layer_experts, windows, strict=True)
+        ]
+        del raw["num_local_experts"], raw["sliding_window"]
     if layout == "published":
         raw["quantization_config"] = {"modules_to_not_convert": untouched, "quant_method": "mxfp4"}
     elif layout == "quark":

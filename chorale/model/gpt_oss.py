@@ -81,18 +81,28 @@ class GptOss:
         self.config = config
         self.weights = weights
         self.ops = ops
-        self.shape = AttentionShape(
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            sliding_window=config.sliding_window,
-        )
+        windows = list(map(config.full_window, range(len(weights.layers))))
+        # One for each window of the full group; gpt-oss has only 0, gpt_oss_puzzle 0 and 8192.
+        self.shapes = [
+            AttentionShape(
+                num_heads=config.num_attention_heads,
+                num_kv_heads=config.num_key_value_heads,
+                head_dim=config.head_dim,
+                sliding_window=config.sliding_window,
+                full_window=window,
+            )
+            for window in sorted({0, *windows})
+        ]
         table = rope_table(config.rope, config.head_dim, max_len or config.max_position_embeddings)
         self.rope = table.to(weights.final_norm.device)
         # [tokens, layers, K] uint8: memory for the expert ids that the newest step chose; None: not kept.
         self.routed: torch.Tensor | None = None
-        # (weights, cache group, index of its KV tensor).
-        self.layers = [(layer, *config.kv_tensor_of(index)) for index, layer in enumerate(weights.layers)]
+        order = [shape.full_window for shape in self.shapes]
+        # (weights, cache group, index of its KV tensor, index of its shape).
+        self.layers = [
+            (layer, *config.kv_tensor_of(index), order.index(windows[index]))
+            for index, layer in enumerate(weights.layers)
+        ]
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -116,7 +126,7 @@ class GptOss:
         """``hidden`` without inference mode, for training with other ops."""
         ops, eps = self.ops, self.config.rms_norm_eps
         layer_ops: Any = ops if batch.adapters is None else ops.lora
-        plan = ops.plan_attention(batch.attention, self.shape, kv[0].shape[3])
+        plans = [ops.plan_attention(batch.attention, shape, kv[0].shape[3]) for shape in self.shapes]
         rope = self.rope.index_select(0, batch.attention.positions)  # [T, D]: cos | sin
         x = ops.embed(self.weights.embedding, batch.token_ids)  # [T, H]
         normed = None  # [T, H], if the previous layer has normed x for this layer
@@ -124,9 +134,10 @@ class GptOss:
         following = [*(layer.qkv for layer, *_ in self.layers[1:]), None]
         if aux is not None:
             aux.keep(0, x)
-        for number, ((layer, group, tensor), next_qkv) in enumerate(
+        for number, ((layer, group, tensor, shape), next_qkv) in enumerate(
             zip(self.layers, following, strict=True), 1
         ):
+            plan = plans[shape]
             extra = () if batch.adapters is None else (batch.adapters, number - 1)
             # [T, Nq, D]
             q = layer_ops.qkv_rope_cache(x, normed, layer.qkv, eps, rope, plan, group, kv[tensor], *extra)

@@ -21,6 +21,7 @@ from typing import Any
 from chorale.config.engine import DEMO
 from chorale.config.model_names import PUBLISHED, full_name
 from chorale.errors import ConfigError
+from chorale.model.config import MODEL_TYPES
 from chorale.model.demo import ensure_demo
 from chorale.model.demo.head import ensure_demo_head
 
@@ -131,7 +132,7 @@ def check_family(
         raise ConfigError(f"model {repository!r}: {fault.message}") from fault
     except (OSError, ValueError, AttributeError):
         return
-    if isinstance(kind, str) and kind != "gpt_oss":
+    if isinstance(kind, str) and kind not in MODEL_TYPES:
         raise ConfigError(f"model {repository!r} is of type {kind[:64]!r}: {_ONLY}")
 
 

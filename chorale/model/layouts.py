@@ -60,6 +60,9 @@ _DENSE_TABLE: tuple[tuple[str, str, str, str], ...] = (
     ("down.dense", "mlp.experts.down_proj", "-", "E I H"),
 )
 
+# Scales of an e4m3 KV cache, each a number; a checkpoint may have them or not.
+_KV_SCALES = (("k_scale", "self_attn.k_scale"), ("v_scale", "self_attn.v_scale"))
+
 # The same, for each expert.
 _QUARK_TABLE: tuple[tuple[str, str, str], ...] = (
     ("gate_up.blocks", "gate_up_proj.weight", "2I H/2"),
@@ -103,10 +106,19 @@ def tensor_specs(config: ModelConfig, layout: Layout) -> Iterator[TensorSpec]:
     sizes = _sizes(config)
     for layer in range(config.num_hidden_layers):
         prefix = _LAYER_PREFIX[layout].format(layer)
+        sizes["E"] = config.experts_in(layer)
         for role, name, shape in _layer_rows(config, layout):
             yield _spec(layer, role, prefix + name, shape, sizes)
     for row in _MODEL_TABLE:
         yield _spec(None, row[0], row[2 if layout == "reference" else 1], row[3], sizes)
+
+
+def kv_scale_specs(config: ModelConfig) -> Iterator[TensorSpec]:
+    """Return the scales of an e4m3 KV cache that checkpoints of gpt_oss_puzzle may have."""
+    for layer in range(len(config.layer_experts)):
+        prefix = _LAYER_PREFIX["published"].format(layer)
+        for role, name in _KV_SCALES:
+            yield _spec(layer, role, prefix + name, "", {})
 
 
 def _layer_rows(config: ModelConfig, layout: Layout) -> Iterator[tuple[str, str, str]]:

@@ -22,7 +22,7 @@ from chorale.kernels.ops import Ops
 from chorale.model.checkpoint import check_shape
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import Weights
-from chorale.model.layouts import FLOATS, Layout, TensorSpec, tensor_specs
+from chorale.model.layouts import FLOATS, Layout, TensorSpec, kv_scale_specs, tensor_specs
 from chorale.model.safetensors_file import DTYPES
 from chorale.model.weights import EMBEDDING, Cuts, Loader, group_of
 from chorale.parallel.shares import Share
@@ -68,12 +68,14 @@ class WeightUpdate:
                 groups[spec.layer, group_of(spec.role)].add(spec.role)
             for key, roles in groups.items():
                 self._complete[key].append(roles)
+        # The weights keep the scales of the KV cache with which they were loaded.
+        self._unused = {spec.name: spec for spec in kv_scale_specs(config)}
         self._seen: set[str] = set()  # names
         self._arrived: defaultdict[Key, set[str]] = defaultdict(set)  # roles of incomplete groups
 
     def check(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> None:
         """Raise ``CheckpointError`` unless the model has this tensor, and the update not yet."""
-        spec = self._specs.get(name)
+        spec = self._specs.get(name) or self._unused.get(name)
         if spec is None:
             raise CheckpointError(f"{name[:200]!r}: not a tensor of this model")
         if name in self._seen:
@@ -85,6 +87,8 @@ class WeightUpdate:
         """Take a tensor, and pack its group if it is complete. Its memory must not change until ``keep``; on
         a CPU, never. Raises ``CheckpointError``."""
         self.check(name, tensor.dtype, tensor.shape)
+        if name in self._unused:
+            return
         spec = self._specs[name]
         self._seen.add(name)
         for role, part in self._parts(spec, tensor):

@@ -161,7 +161,9 @@ class Cuts:
 
     def is_read(self, spec: TensorSpec) -> bool:
         """Returns whether this rank needs any part of the tensor. Input scales of all experts are read,
-        because their maximum is used."""
+        because their maximum is used; ``with_kv_scales`` has read those of the KV cache."""
+        if spec.role in ("k_scale", "v_scale"):
+            return False
         if self._share is None or spec.expert is None or "input_scale" in spec.role:
             return True
         return spec.expert in self._share.experts
@@ -303,7 +305,7 @@ class Loader:
             return self.ops.pack_linear(self.qkv(layer, "weight"), self.qkv(layer, "bias"))
         if group == "output":
             pack_output = self.ops.pack_output or self.ops.pack_linear
-            return pack_output(self.dense(layer, "output.weight"), self.output_bias(layer))
+            return pack_output(self.projection(layer, "output", "weight"), self.output_bias(layer))
         if group == "router":
             # Float32 in every mode: the tensors are small, and a rounded logit can choose another expert.
             weight, bias = (self.float32(layer, f"router.{part}") for part in ("weight", "bias"))
@@ -358,7 +360,12 @@ class Loader:
         """Read one tensor (reference layout) or three (other layouts); rows in the order q, k, v."""
         if self.source.has(layer, f"qkv.{part}"):
             return self.dense(layer, f"qkv.{part}")
-        return torch.cat([self.dense(layer, f"{name}.{part}") for name in "qkv"])
+        return torch.cat([self.projection(layer, name, part) for name in "qkv"])
+
+    def projection(self, layer: int, name: str, part: str) -> torch.Tensor:
+        """Read a tensor of attention, times its factor for the scales of the KV cache."""
+        tensor, factor = self.dense(layer, f"{name}.{part}"), self.config.kv_factor(layer, name)
+        return tensor if factor == 1.0 else tensor * factor
 
     def output_bias(self, layer: int) -> torch.Tensor:
         bias = self.dense(layer, "output.bias")

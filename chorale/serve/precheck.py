@@ -85,7 +85,7 @@ def find_model(config: EngineConfig) -> ModelConfig | None:
         return demo_config()
     folder = find_folder(config.model)
     if folder is None:
-        name = config.model.split("/")[-1].removeprefix("gpt-oss-")
+        name = config.model.lower().split("/")[-1].removeprefix("gpt-oss-")
         return make_config(**SHAPES[name]) if name in SHAPES else None
     found = ModelConfig.load(folder)
     if not has_weights(folder):

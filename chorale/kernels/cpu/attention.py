@@ -47,7 +47,7 @@ class CpuPlan:
             meta.query_start.data_ptr(), meta.context_lens.data_ptr(),
             table.data_ptr(), meta.slots[group].data_ptr(), len(meta.context_lens), table.stride(0),
             self.block_size, shape.num_heads, shape.num_kv_heads, shape.head_dim,
-            shape.sliding_window if group == 1 else 0, self.precision != "exact",
+            shape.window(group), self.precision != "exact",
         )  # fmt: skip
 
 

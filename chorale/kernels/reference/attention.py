@@ -1,8 +1,8 @@
 """Paged attention with sinks and a window, in plain torch: the specification.
 
-Query ``i`` of a row, at position ``p``, sees keys ``0..p`` (full layers) or ``p - window + 1 .. p`` (window
-layers). With scores ``s = q k / sqrt(D)`` the weights are ``exp(s) / (exp(sink) + sum exp(s))``: the sink is
-one more logit of the softmax, without a value. All of it is float32, whatever the type of the blocks.
+Query ``i`` of a row, at position ``p``, sees keys ``0..p`` (full layers) or ``p - window + 1 .. p`` (layers
+with a window). With scores ``s = q k / sqrt(D)`` the weights are ``exp(s) / (exp(sink) + sum exp(s))``: the
+sink is one more logit of the softmax, without a value. All of it is float32, whatever the type of the blocks.
 
 Rows with one new token are batched by similar length, so that a decode step of many rows is a few large
 matrix products. Other rows are computed one by one, in chunks of queries, so that no [T, context] tensor has
@@ -63,7 +63,8 @@ def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) 
     singles = [row for row in range(len(contexts)) if starts[row + 1] - starts[row] == 1]
     several = [row for row in range(len(contexts)) if starts[row + 1] - starts[row] > 1]
     decodes, prefills = [], []
-    for table, window in zip(meta.block_tables, (None, shape.sliding_window), strict=True):
+    for group, table in enumerate(meta.block_tables):
+        window = shape.window(group) or None
         planner = _Planner(table, shape.num_kv_heads, shape.head_dim, block_size, window, starts, contexts)
         decodes.append(tuple(planner.decode_batches(singles)))
         prefills.append(tuple(planner.prefill(row) for row in several))

@@ -22,7 +22,7 @@ from chorale.kernels import mxfp4
 from chorale.model.checkpoint import INDEX_NAME
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import GENERATION_CONFIG, config_json
-from chorale.model.layouts import Layout, TensorSpec, tensor_specs
+from chorale.model.layouts import Layout, TensorSpec, kv_scale_specs, tensor_specs
 from chorale.model.safetensors_file import DTYPES
 
 _DRAWN_AT_ONCE = 2**22  # float32 normals: 16 MB
@@ -48,7 +48,7 @@ def write_random_checkpoint(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     source = RandomTensors(config, seed, device)
-    specs = list(tensor_specs(config, layout))
+    specs = [*tensor_specs(config, layout), *kv_scale_specs(config)]
     if layout == "reference":
         write_safetensors(folder / "model.safetensors", specs, source)
     else:
@@ -121,6 +121,8 @@ class RandomTensors:
         """Returns bfloat16, uint8 for MXFP4 blocks and scales, or a float32 number."""
         role, _, expert = role.partition("/")
         name, _, part = role.partition(".")
+        if name in ("k_scale", "v_scale"):
+            return torch.tensor(0.3 if name == "k_scale" else 1.5)
         if part == "input_scale":
             return torch.tensor((1.0 + int(expert) / 8) / (32 if name == "gate_up" else 16))
         if expert:  # quark layout; all experts are created for each one, so only for small models

@@ -48,6 +48,8 @@ class MergedWeights:
             part = own.gate_up if name == "gate_up" else own.down
             return self._experts(layer, name, kind, part)
         whole = self._read(layer, role)
+        if role in ("k_scale", "v_scale"):
+            return whole.reshape(()).float()
         added = self._addition(own, name)
         if added is not None and kind == "weight":
             whole = whole.float() + added.b.float() @ added.a.float()
@@ -85,7 +87,7 @@ class MergedWeights:
         if kind != "dense" and part is None:
             return self._checkpoint.read(layer, f"{name}.{kind}")
         dense = torch.stack(
-            [self._expert(layer, name, n, part) for n in range(self._config.num_local_experts)]
+            [self._expert(layer, name, n, part) for n in range(self._config.experts_in(layer))]
         )
         if kind == "dense":
             return dense

@@ -110,6 +110,9 @@ class _Reader:
             if place.layer is not None and place.layer >= self.model.num_hidden_layers:
                 count = self.model.num_hidden_layers
                 raise self.error(f"{name}: this model has {count} layers; the adapter is for another base")
+            if len(set(self.model.layer_experts)) > 1 and place.role not in ("q", "k", "v", "o", "head"):
+                problem = "router and experts cannot be adapted: layers have different numbers of experts"
+                raise self.error(f"{name}: {problem}")
             if place.expert is not None and place.expert >= self.model.num_local_experts:
                 count = self.model.num_local_experts
                 raise self.error(f"{name}: this model has {count} experts; the adapter is for another base")
@@ -204,10 +207,13 @@ class _Reader:
         )
 
     def _low_rank(self, pair: _Pair) -> LowRank:
-        scale = self.config.scale(pair.place.module, len(pair.a))
+        scale, factor = self.config.scale(pair.place.module, len(pair.a)), 1.0
         self._note(pair.a, pair.b, pair.bias)
-        bias = None if pair.bias is None else _scaled(pair.bias, scale)
-        return LowRank(pair.a, _scaled(pair.b, scale), bias, self.first.get(pair.place.role, 0))
+        layer, role = pair.place.layer, pair.place.role
+        if layer is not None and role in ("q", "k", "v", "o"):
+            factor = self.model.kv_factor(layer, "output" if role == "o" else role)
+        bias = None if pair.bias is None else _scaled(pair.bias, scale * (1 if role == "o" else factor))
+        return LowRank(pair.a, _scaled(pair.b, scale * factor), bias, self.first.get(role, 0))
 
     def _note(self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.has_effect |= bool(a.any() and b.any()) or bool(bias is not None and bias.any())

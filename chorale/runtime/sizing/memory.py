@@ -120,7 +120,8 @@ def head_activation_bytes(head: HeadConfig, num_tokens: int, num_rows: int) -> i
 
 def token_bytes(model: ModelConfig, dtype: str) -> int:
     """Return the bytes of weights that one token reads: all except the embedding and unchosen experts."""
-    idle = model.num_expert_parameters * (1 - model.num_experts_per_tok / model.num_local_experts)
+    chosen = model.num_hidden_layers * model.num_experts_per_tok * 3 * model.hidden_size
+    idle = model.num_expert_parameters - chosen * model.intermediate_size
     packed = DTYPE_BYTES[dtype] if model.dense_experts else 0.5 + 1 / MXFP4_GROUP
     embedding = model.vocab_size * model.hidden_size * DTYPE_BYTES[dtype]
     return weight_bytes(model, dtype) - int(idle * packed) - embedding

@@ -194,7 +194,7 @@ def _resolve(
     part = share_of_first(config, model)  # all ranks use the sizes of the largest share
     decide = _Decider()
     dtype = _dtype(config, model, hardware, decide)
-    _note_ranks_and_platform(config, hardware, decide)
+    _note_ranks_and_platform(config, model, hardware, decide)
     pages = ("float32", "--cpu-precision exact") if precision == "exact" else (dtype, "same as dtype")
     kv_dtype = _kv_dtype(config, decide, pages, supports_fp8_kv and not hardware.decodes_experts)
     step = _step_sizes(config, model, hardware, decide, economy)
@@ -266,11 +266,18 @@ def _dtype(config: EngineConfig, model: ModelConfig, hardware: Hardware, decide:
     return dtype
 
 
-def _note_ranks_and_platform(config: EngineConfig, hardware: Hardware, decide: _Decider) -> None:
+def _note_ranks_and_platform(
+    config: EngineConfig, model: ModelConfig, hardware: Hardware, decide: _Decider
+) -> None:
     if config.tensor_parallel_size > 1:
         asked, by_expert = config.enable_expert_parallel, cuts_by_expert(config)
         why = "by default each rank has columns of every expert"
         decide.pick("enable_expert_parallel", asked, by_expert, why)
+        if by_expert and len(set(model.layer_experts)) > 1:
+            raise ConfigError(
+                "--enable-expert-parallel: the model's layers have different numbers of experts, so their "
+                "experts cannot be shared out; without the flag, each rank has columns of every expert"
+            )
     if hardware.kind in PLATFORMS:
         decide.note(PLATFORMS[hardware.kind].state)
 

@@ -80,7 +80,7 @@ class RankTransfer:
         model, before = loaded.model, loaded.model.weights
         model.weights = update.finish()
         pairs = zip(model.weights.layers, model.layers, strict=True)
-        model.layers = [(new, group, tensor) for new, (_, group, tensor) in pairs]
+        model.layers = [(new, group, tensor, shape) for new, (_, group, tensor, shape) in pairs]
         head = None if loaded.drafts is None else loaded.drafts.head
         if head is not None and head.weights.embedding is before.embedding:
             head.weights = replace(head.weights, embedding=model.weights.embedding)

@@ -16,7 +16,7 @@ _ALIGNMENT = 16  # bytes; kernels are specialised by it
 _LIMITS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 _SIZES = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("num_local_experts", "num_experts_per_tok", "vocab_size", "sliding_window"),
+    *("num_local_experts", "num_experts_per_tok", "vocab_size", "sliding_window", "layer_windows"),
 )
 
 

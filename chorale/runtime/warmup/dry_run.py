@@ -24,7 +24,7 @@ from chorale.runtime.warmup.captures import Preparation
 if TYPE_CHECKING:
     from chorale.kernels.ops import Precompiler
 
-LAYERS = 2  # one of each kind
+LAYERS = 2  # one of each cache group
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,15 @@ def dry_run(
 
 
 def first_layers(model: GptOss) -> GptOss:
-    """Returns the model with only ``LAYERS`` layers; the weights are shared."""
-    found = copy.copy(model)
-    found.layers = model.layers[:LAYERS]
+    """Returns the model with only ``LAYERS`` layers, and the first with each other window and number of
+    experts; the weights are shared."""
+    found, seen = copy.copy(model), set[tuple[str, int]]()
+    found.layers = []
+    for number, layer in enumerate(model.layers):
+        kinds = {("window", layer[-1]), ("experts", model.config.experts_in(number))}
+        if number < LAYERS or not kinds <= seen:
+            found.layers.append(layer)
+        seen |= kinds
     return found
 
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chorale.config.cache_dtype import E4M3
 from chorale.config.engine import EngineConfig
 from chorale.config.speculative import MOST_DRAFT_TOKENS, SpeculativeConfig
 from chorale.errors import ConfigError
@@ -18,6 +19,7 @@ from chorale.kernels import select_ops
 from chorale.kernels.cpu.library import library
 from chorale.kernels.ops import Ops, Precision, StepSizes
 from chorale.kernels.triton.precompile.pool import CompilePool
+from chorale.model.checkpoint import with_kv_scales
 from chorale.model.config import ModelConfig
 from chorale.model.draft.config import published_head
 from chorale.model.draft.head import DraftHead
@@ -126,6 +128,8 @@ def build_rank(
         resolved = note_cpu_ops(config, ops, precision, resolved)
     if resolved.is_lean:
         device.pack_memory()
+    if resolved.kv_dtype == E4M3:
+        model_config = with_kv_scales(folder, model_config)
     sizes = step_sizes(model_config, resolved)
     peers = ops_over_peers(config, ops, sizes, device.torch_device)
     exchange = exchange_of(rank_device, is_over_peers=peers is not None)

@@ -139,8 +139,9 @@ def shapes_of(config: EngineConfig, model_config: ModelConfig, target: Target, r
     ops = ops_over_peers(config, ops, step_sizes(model_config, resolved), device.torch_device) or ops
     dry = None if rank is None else DryRank(rank, ops)
     fp8, dtype = config.moe_activation_dtype == "fp8", DTYPES[resolved.dtype]
+    layers = model_config.num_hidden_layers if model_config.layer_experts else LAYERS
     weights = weight_shapes(
-        model_config, ops, dtype=dtype, layers=LAYERS, fp8_activations=fp8, share=share,
+        model_config, ops, dtype=dtype, layers=layers, fp8_activations=fp8, share=share,
         host_embedding=resolved.host_embedding,
     )  # fmt: skip
     own = model_config if share is None else model_config.part(share)

@@ -92,10 +92,12 @@ def find_config(name: str) -> ModelConfig:
 
         return ModelConfig.load(ensure_demo())
     for key, shape in SHAPES.items():
-        last = full_name(name).rstrip("/").split("/")[-1]
+        last = full_name(name).lower().rstrip("/").split("/")[-1]
         if last in (f"gpt-oss-{key}", f"gpt-oss-safeguard-{key}"):
             return make_config(**shape)
-    raise ConfigError(f"{name!r} is neither a folder with a config.json nor gpt-oss-20b or gpt-oss-120b")
+    raise ConfigError(
+        f"{name!r} is neither a folder with a config.json nor gpt-oss-20b, -120b or -puzzle-88b"
+    )
 
 
 def find_hardware(settings: Settings, names: list[str]) -> list[tuple[int | None, Hardware, GpuModel | None]]:

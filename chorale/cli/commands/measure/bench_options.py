@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from chorale.cli.commands.measure.vllm_options import add_vllm_options
+from chorale.config.model_names import SIZES
 from chorale.config.options.parser import Parser
 from chorale.errors import ConfigError
 from chorale.machine.hardware import cpu_count
@@ -78,7 +79,7 @@ def kernels_parser() -> Parser:
     made = _parser(
         "kernels", "Time each Triton kernel at gpt-oss's sizes, with random weights, inside a CUDA graph."
     )
-    made.add_argument("--model", choices=sorted(SHAPES, key=len), default="20b", help="model size")
+    made.add_argument("--model", choices=SIZES, default="20b", help="model size")
     made.add_argument("--batch-sizes", default="1,8,64,256,1024", help="numbers of rows")
     made.add_argument("--context", type=int, default=1024, help="cached tokens of each row")
     made.add_argument("--layers", type=int, default=8, help="layers of weights, enough to exceed every cache")
@@ -92,7 +93,7 @@ def make_checkpoint_parser() -> Parser:
     made = _parser(
         "make-checkpoint",
         "Write random weights in the published layout, for measuring speed only.",
-        "{20b,120b} FOLDER [options]",
+        "{20b,120b,puzzle-88b} FOLDER [options]",
     )
     made.add_argument("size", choices=sorted(SHAPES, key=len), help="model size")
     made.add_argument("folder", type=Path, metavar="FOLDER", help="a new or empty folder")

@@ -67,20 +67,23 @@ def _write(model: str, adapter: Path, folder: Path, *, packs: bool) -> MergedWei
     from chorale.model.checkpoint import Checkpoint
     from chorale.model.config import ModelConfig
     from chorale.model.hub import resolve_model
-    from chorale.model.layouts import tensor_specs
+    from chorale.model.layouts import kv_scale_specs, tensor_specs
     from chorale.model.lora.merge import MergedWeights
     from chorale.model.lora.read import read_adapter
 
     source = resolve_model(model)
     config = ModelConfig.load(source)
-    merged = MergedWeights(Checkpoint(source, config), config, read_adapter(adapter, config), packs=packs)
+    checkpoint = Checkpoint(source, config)
+    merged = MergedWeights(checkpoint, config, read_adapter(adapter, config), packs=packs)
     folder.mkdir(parents=True)
     for path in source.iterdir():
         if path.is_file() and path.suffix in _KEPT and path.name not in _WRITTEN:
             shutil.copyfile(path, folder / path.name)
     text = json.dumps(_config(source, config, merged), indent=1)
     (folder / "config.json").write_text(text, "utf-8")
-    write_shards(folder, list(tensor_specs(config, merged.layout)), merged, config.num_hidden_layers + 1)
+    specs = list(tensor_specs(config, merged.layout))
+    specs += [spec for spec in kv_scale_specs(config) if checkpoint.has(spec.layer, spec.role)]
+    write_shards(folder, specs, merged, config.num_hidden_layers + 1)
     return merged
 
 

@@ -216,7 +216,7 @@ def attention(
     padded = triton.next_power_of_2(shape.num_heads // shape.num_kv_heads)
     tokens = max(1, tile.rows // padded)
     parts = 0
-    if alone and not group:
+    if alone and not plan.window(group):
         bytes_of_part = rows * shape.num_heads * (shape.head_dim + 2) * 4
         parts = arch.invariant_parts(rows * shape.num_kv_heads, parts_of(meta.max_context_len), bytes_of_part)
     out = torch.empty_like(q)

@@ -18,12 +18,12 @@ class AttentionPlan:
     shape: AttentionShape
     sizes: dict[str, int]  # NUM_Q, NUM_KV, D and KV_BLOCK of the kernels
     scale: float  # factor of the scores, times log2(e)
-    num_splits: int  # parts of a context in decodes of full layers
+    num_splits: int  # parts of a context in decodes of the full group
     invariant: bool = False  # ``attention/invariant.py``
 
     def window(self, group: int) -> int:
         """Returns the kernels' WINDOW: 0 for full attention."""
-        return self.shape.sliding_window if group else 0
+        return self.shape.window(group)
 
 
 def plan_attention(
@@ -35,7 +35,8 @@ def plan_attention(
             raise ValueError(f"ops triton: {name} {value} is not a power of two of at least 16")
     rows = meta.context_lens.shape[0]
     arch = tuning_of(meta.context_lens.device)
-    splits = arch.context_splits(rows, shape.num_kv_heads, meta.max_context_len)
+    longest = min(meta.max_context_len, shape.full_window or meta.max_context_len)
+    splits = arch.context_splits(rows, shape.num_kv_heads, longest)
     sizes = {
         "NUM_Q": shape.num_heads,
         "NUM_KV": shape.num_kv_heads,

@@ -75,7 +75,7 @@ class _Pair:
         self.errors: dict[str, list[_Error]] = {}
         self.where = ""
         self._own, self._exact, self._exact_kv = machine.ops, exact, exact_kv
-        self._dtype, self._num_experts = machine.dtype, machine.model.num_local_experts
+        self._dtype, self.num_experts = machine.dtype, machine.model.num_local_experts
         self._limit = _LIMITS[machine.dtype]
         self._product_limit = _INT8 if machine.int8 else self._limit
         self._kv_limit = max(self._product_limit, _LIMITS[machine.kv_dtype])
@@ -162,7 +162,7 @@ class _Pair:
         return self._exact.project_and_route(attended.float(), linear[1], x, exact, eps)
 
     def _moe(self, normed: Any, ids: Any, gates: Any, experts: Any, x: Any, _: Any, eps: float) -> Any:
-        following, even = self._following, _even_choice(ids, self._num_experts)
+        following, even = self._following, _even_choice(ids, self.num_experts)
         for what, chosen, some, given in (
             (_SMALL, ids, torch.zeros_like(gates), small(x, eps)),
             (", experts chosen evenly", even, gates, x),
@@ -209,6 +209,7 @@ def _run(machine: Machine) -> dict[str, list[_Error]]:
     steps = [sequence.whole(), sequence.end(max(1, length // 3)), *decodes]
     layers = machine.layers(pair.ops, machine.dtype, fp8_activations=machine.fp8_activations)
     for number, layer in enumerate(layers):
+        pair.num_experts = config.experts_in(number)
         model, after = reference.one_layer(number, layer, x, length, pair.ops), []
         for step in steps:
             pair.where = f"layer {number} ({config.layer_types[number].partition('_')[0]}), {step.name}"
@@ -218,7 +219,8 @@ def _run(machine: Machine) -> dict[str, list[_Error]]:
     pair.head(machine, reference.norm, x)
     lengths = [length for length in _LONG if length <= machine.max_model_len]
     for length in lengths[: 1 if machine.quick or machine.device.type == "cpu" else None]:
-        _long_attention(machine, pair, model.shape, length)
+        for shape in model.shapes:
+            _long_attention(machine, pair, shape, length)
     return pair.errors
 
 

@@ -38,9 +38,7 @@ class Reference:
 
     def one_layer(self, number: int, layer: LayerWeights, x: torch.Tensor, most: int, ops: Ops) -> GptOss:
         """Returns a layer as a model whose embedding is the hidden state ``x`` [T, H] before it."""
-        config = self._machine.model
-        kinds = config.layer_types[number : number + 1]
-        one = replace(config, num_hidden_layers=1, layer_types=kinds)
+        one = self._machine.model.only(number)
         return GptOss(one, Weights(x, (layer,), self.norm, None, 0), ops, most)
 
     def run(self, sequences: Sequence[Sequence[int]], scale: float = 1.0) -> list[torch.Tensor]:
