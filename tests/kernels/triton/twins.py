@@ -98,12 +98,15 @@ def attention_case(
 
 
 @each_dtype
-@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize(("group", "long"), [(0, 0), (0, 180), (1, 0)])
 @pytest.mark.parametrize("block", [16, 64, 128])
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
-def test_attention(rows: list[tuple[int, int]], block: int, group: int, dtype: torch.dtype) -> None:
+def test_attention(
+    rows: list[tuple[int, int]], block: int, group: int, long: int, dtype: torch.dtype
+) -> None:
+    """``long``: window of the full group."""
     heads = (8, 2) if block != 64 else (16, 2)
-    shape = AttentionShape(*heads, head_dim=16 if block == 16 else 64, sliding_window=128)
+    shape = AttentionShape(*heads, 16 if block == 16 else 64, sliding_window=128, full_window=long)
     q, kv, sinks, meta = attention_case(rows, block, group, shape, dtype)
     plan = TRITON_OPS.plan_attention(meta, shape, block)
     found = TRITON_OPS.attention(q, kv, sinks, plan, group)
@@ -115,8 +118,9 @@ def test_attention(rows: list[tuple[int, int]], block: int, group: int, dtype: t
     check(found, expected, dtype)
 
 
-def test_attention_of_a_long_context_in_many_parts() -> None:
-    shape = AttentionShape(8, 2, head_dim=16, sliding_window=128)
+@pytest.mark.parametrize("window", [0, 1000])
+def test_attention_of_a_long_context_in_many_parts(window: int) -> None:
+    shape = AttentionShape(8, 2, head_dim=16, sliding_window=128, full_window=window)
     q, kv, sinks, meta = attention_case([(1200, 1), (3, 1)], 16, 0, shape, torch.float32)
     plan = TRITON_OPS.plan_attention(meta, shape, 16)
     assert plan.num_splits > 8

@@ -43,19 +43,20 @@ def one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(tuning, name, ((1 << 62, tuning.Tile(64, 64, 128, 4, 2)),))
 
 
-@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize(("group", "long"), [(0, 0), (0, 180), (1, 0)])
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
-def test_attention(rows: list[tuple[int, int]], group: int) -> None:
-    q, kv, sinks, meta = attention_case(rows, 64, group, SHAPE, torch.float32)
-    found = OPS.attention(q, kv, sinks, OPS.plan_attention(meta, SHAPE, 64), group)
+def test_attention(rows: list[tuple[int, int]], group: int, long: int) -> None:
+    shape = replace(SHAPE, full_window=long)
+    q, kv, sinks, meta = attention_case(rows, 64, group, shape, torch.float32)
+    found = OPS.attention(q, kv, sinks, OPS.plan_attention(meta, shape, 64), group)
     safe = torch.where(meta.block_tables[0] == FREED, 0, meta.block_tables[0])
     tables = (safe, meta.block_tables[1]) if group else (meta.block_tables[0],) * 2
-    theirs = paged.plan_attention(meta_of(rows, tables, meta.slots[0]), SHAPE, 64)
+    theirs = paged.plan_attention(meta_of(rows, tables, meta.slots[0]), shape, 64)
     check(found, paged.attention(q, kv, sinks, theirs, group), torch.float32)
 
 
-@pytest.mark.parametrize("group", [0, 1])
-def test_bits_of_attention(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("group", "long"), [(0, 0), (0, 180), (1, 0)])
+def test_bits_of_attention(group: int, long: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last tokens of a prompt, as a chunk, as single rows, and beside another row; parts are joined by
     one program or by a second kernel."""
     length, last = 270, 20
@@ -66,7 +67,8 @@ def test_bits_of_attention(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
         table = meta.block_tables[0].expand(len(rows), -1).contiguous()
         step = meta_of(list(rows), (table, table), torch.zeros(0, dtype=torch.int64, device=DEVICE))
         inputs = torch.cat([q[context - new : context] for context, new in rows])
-        plan = OPS.plan_attention(replace(step, max_context_len=longest), SHAPE, 64)
+        shape = replace(SHAPE, full_window=long)
+        plan = OPS.plan_attention(replace(step, max_context_len=longest), shape, 64)
         return OPS.attention(inputs, kv, sinks, plan, group)
 
     whole = run([(length, length)], length)[-last:]
