@@ -173,10 +173,12 @@ class ModelConfig:
         """Return a layer's number of experts."""
         return self.layer_experts[layer] if self.layer_experts else self.num_local_experts
 
-    def full_window(self, layer: int) -> int:
-        """Return the window of a layer of the full group, all of whose keys and values are kept; 0: none."""
-        is_kept = self.layer_types[layer] == "full_attention"
-        return self.layer_windows[layer] if is_kept and self.layer_windows else 0
+    @property
+    def full_windows(self) -> tuple[int, ...]:
+        """The windows of layers of the full group, all of whose keys and values are kept; the first is 0,
+        which is none."""
+        pairs = zip(self.layer_types, self.layer_windows, strict=bool(self.layer_windows))
+        return tuple(sorted({0, *(window for kind, window in pairs if kind == "full_attention")}))
 
     def kv_factor(self, layer: int, part: str) -> float:
         """Return the factor of a projection's weights (q, k, v or output) that applies ``kv_scales``: scores
@@ -186,15 +188,16 @@ class ModelConfig:
         key, value = self.kv_scales[layer]
         return {"q": key, "k": 1 / key, "v": 1 / value, "output": value}[part]
 
-    def kv_tensor_of(self, layer: int) -> tuple[int, int]:
-        """Return (cache group, index of the KV tensor) of a layer: the i-th layer of its group uses the i-th
-        tensor.
+    def place_of(self, layer: int) -> tuple[int, int, int]:
+        """Return (cache group, index of the KV tensor, index in ``full_windows``) of a layer: the i-th layer
+        of its group uses the i-th tensor.
 
         Both groups share the tensors: they own different block ids, so layer 0 (window) and layer 1 (full)
         can both use tensor 0.
         """
         kind = self.layer_types[layer]
-        return _LAYER_GROUPS[kind], self.layer_types[:layer].count(kind)
+        window = self.layer_windows[layer] if self.layer_windows and kind == "full_attention" else 0
+        return _LAYER_GROUPS[kind], self.layer_types[:layer].count(kind), self.full_windows.index(window)
 
     @property
     def num_kv_tensors(self) -> int:

@@ -20,7 +20,7 @@ weights or the purpose of a row of the batch. Shape letters are those of ``kerne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -76,33 +76,23 @@ class GptOss:
     """The model: pure functions of a batch and the KV pool, without state except weights and ``routed``."""
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, max_len: int | None = None) -> None:
-        """``max_len``: tokens of the longest sequence (rows of the rotary table); None: the model's
-        maximum."""
+        """``max_len``: tokens of the longest sequence (rows of the rotary table); None: the model's."""
         self.config = config
         self.weights = weights
         self.ops = ops
-        windows = list(map(config.full_window, range(len(weights.layers))))
-        # One for each window of the full group; gpt-oss has only 0, gpt_oss_puzzle 0 and 8192.
-        self.shapes = [
-            AttentionShape(
-                num_heads=config.num_attention_heads,
-                num_kv_heads=config.num_key_value_heads,
-                head_dim=config.head_dim,
-                sliding_window=config.sliding_window,
-                full_window=window,
-            )
-            for window in sorted({0, *windows})
-        ]
+        shape = AttentionShape(
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            sliding_window=config.sliding_window,
+        )
+        self.shapes = [replace(shape, full_window=window) for window in config.full_windows]
         table = rope_table(config.rope, config.head_dim, max_len or config.max_position_embeddings)
         self.rope = table.to(weights.final_norm.device)
         # [tokens, layers, K] uint8: memory for the expert ids that the newest step chose; None: not kept.
         self.routed: torch.Tensor | None = None
-        order = [shape.full_window for shape in self.shapes]
         # (weights, cache group, index of its KV tensor, index of its shape).
-        self.layers = [
-            (layer, *config.kv_tensor_of(index), order.index(windows[index]))
-            for index, layer in enumerate(weights.layers)
-        ]
+        self.layers = [(each, *config.place_of(index)) for index, each in enumerate(weights.layers)]
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -134,9 +124,8 @@ class GptOss:
         following = [*(layer.qkv for layer, *_ in self.layers[1:]), None]
         if aux is not None:
             aux.keep(0, x)
-        for number, ((layer, group, tensor, shape), next_qkv) in enumerate(
-            zip(self.layers, following, strict=True), 1
-        ):
+        pairs = zip(self.layers, following, strict=True)
+        for number, ((layer, group, tensor, shape), next_qkv) in enumerate(pairs, 1):
             plan = plans[shape]
             extra = () if batch.adapters is None else (batch.adapters, number - 1)
             # [T, Nq, D]

@@ -113,7 +113,7 @@ def test_layer_slots() -> None:
             "sliding_attention",
         ),
     )
-    slots = [config.kv_tensor_of(layer) for layer in range(5)]
+    slots = [config.place_of(layer)[:2] for layer in range(5)]
     assert slots == [(WINDOW, 0), (FULL, 0), (FULL, 1), (FULL, 2), (WINDOW, 1)]
     assert config.num_kv_tensors == 3
     assert CONFIG.num_kv_tensors == 12
