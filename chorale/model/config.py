@@ -275,8 +275,11 @@ def _read_blocks(fields: Fields, layers: int) -> list[tuple[int, int]]:
         if not isinstance(raw, Mapping) or "sliding_window" not in raw:
             raise fields.error(name, "must have num_local_experts and sliding_window (null: no window)")
         for key, value in raw.items():
-            if key not in ("num_local_experts", "sliding_window") and value != fields.raw.get(key):
-                raise fields.error(f"{name}.{key}", "differs from the other layers, which is not supported")
+            is_own = key in ("num_local_experts", "sliding_window")
+            if not is_own and value not in (None, fields.raw.get(key)):
+                raise fields.error(
+                    f"{name}.{key[:80]}", "differs from the other layers, which is not supported"
+                )
         block = Fields(raw, f"{fields.where}: {name}")
         window = 0 if raw["sliding_window"] is None else block.count("sliding_window")
         if kinds is not None and (kinds[i] == "sliding_attention") is not (window > 0):

@@ -44,8 +44,8 @@ _CHANGES_BASE = (
     "lora_ga",
 )  # initialisations that change the base's weights
 _PLAIN = re.compile(r"\^?[\w.]{1,200}\$?")  # a pattern that is a name, not a regular expression
-_PUBLISHED = re.compile(r"gpt-?oss(?:-safeguard)?-(20b|120b)", re.IGNORECASE)
-_LAYERS = {"20b": 24, "120b": 36}
+_PUBLISHED = re.compile(r"gpt-?oss(?:-safeguard)?-(20b|120b|puzzle-88b)", re.IGNORECASE)
+_SIZES = {24: "20b", 36: "120b"}  # by the number of layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +129,11 @@ def _check_kind(path: Path, raw: Mapping[str, Any]) -> None:
 def _check_base(path: Path, name: object, model: ModelConfig) -> None:
     """Refuse an adapter of the other published size: many of its tensors would fit."""
     found = _PUBLISHED.search(name.rpartition("/")[2]) if isinstance(name, str) else None
-    layers = model.num_hidden_layers
-    if found is not None and layers in _LAYERS.values() and layers != _LAYERS[found[1].lower()]:
-        raise AdapterError(f"{path}: the adapter was trained for {found[0]}; this model has {layers} layers")
+    size = "puzzle-88b" if model.layer_experts else _SIZES.get(model.num_hidden_layers)
+    if found is not None and size not in (None, found[1].lower()):
+        raise AdapterError(
+            f"{path}: the adapter was trained for {found[0]}; this model has the sizes of {size}"
+        )
 
 
 def _pattern(path: Path, raw: Mapping[str, Any], key: str) -> dict[str, Any]:
