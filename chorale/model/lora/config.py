@@ -131,9 +131,8 @@ def _check_base(path: Path, name: object, model: ModelConfig) -> None:
     found = _PUBLISHED.search(name.rpartition("/")[2]) if isinstance(name, str) else None
     size = "puzzle-88b" if model.layer_experts else _SIZES.get(model.num_hidden_layers)
     if found is not None and size not in (None, found[1].lower()):
-        raise AdapterError(
-            f"{path}: the adapter was trained for {found[0]}; this model has the sizes of {size}"
-        )
+        problem = f"this model has {model.num_hidden_layers} layers, as gpt-oss-{size}"
+        raise AdapterError(f"{path}: the adapter was trained for {found[0]}; {problem}")
 
 
 def _pattern(path: Path, raw: Mapping[str, Any], key: str) -> dict[str, Any]:
