@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
+from chorale.engine.adapters.queue import AdapterService
 from chorale.engine.commands import Command
-from chorale.engine.types import GrammarService, SamplingSpec, StepHandle, StepPlan, StepResult
+from chorale.engine.types import AdapterRef, GrammarService, SamplingSpec, StepHandle, StepPlan, StepResult
 from chorale.errors import EngineError
 from chorale.parallel.communicator import Communicator
 from chorale.parallel.processes import RankProcesses
-from chorale.parallel.wire import Administer, Grammar, Plan, WorkerCall, encode
+from chorale.parallel.wire import Adapt, Administer, Grammar, Plan, WorkerCall, encode
 
 
 class FirstExecutor(Protocol):
@@ -94,6 +95,38 @@ class RankedGrammars:
 
     def close(self) -> None:
         self._first.close()
+
+
+class RankedAdapters:
+    """The ``AdapterService`` of an engine with several ranks, each of which has its part of an adapter."""
+
+    def __init__(self, first: AdapterService, ranks: RankProcesses) -> None:
+        self._first, self._ranks = first, ranks
+        self._thread = ThreadPoolExecutor(1, "adapters of ranks")  # waits for all ranks
+
+    def load(self, adapter: AdapterRef) -> Future[None]:
+        others = self._ranks.adapt(Adapt("load", adapter))
+        return self._thread.submit(_wait_for, [self._first.load(adapter), *others])
+
+    def place(self, adapter: AdapterRef, slot: int) -> Future[None]:
+        others = self._ranks.adapt(Adapt("place", adapter, slot))
+        return self._thread.submit(_wait_for, [self._first.place(adapter, slot), *others])
+
+    def forget(self, adapter_id: int) -> None:
+        self._ranks.send(encode(Adapt("forget", AdapterRef(adapter_id))))
+        self._first.forget(adapter_id)
+
+    def close(self) -> None:
+        """Calls in progress end when the ranks do."""
+        self._first.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _wait_for(futures: list[Future[None]]) -> None:
+    """Wait for all, and raise the first error."""
+    wait(futures)
+    for each in futures:
+        each.result()
 
 
 class RankedStep:

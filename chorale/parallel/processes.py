@@ -16,15 +16,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from chorale.errors import ChoraleError, ConfigError, EngineError, GpuError
+from chorale.errors import ChoraleError, ConfigError, EngineDeadError, EngineError, GpuError
 from chorale.machine.hardware import Hardware
 from chorale.machine.processes import HEARTBEAT_TIMEOUT, Pulse
 from chorale.parallel.channel import Channel
 from chorale.parallel.communicator import CommunicationError
 from chorale.parallel.rank_state import Loss, RankState, first_loss
-from chorale.parallel.wire import Stop, decode_from_rank, encode
+from chorale.parallel.wire import Adapt, Stop, decode_from_rank, encode
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1  # interval of checks of the processes
@@ -115,6 +116,14 @@ class RankProcesses:
                 each.channel.send(data)
         except OSError as error:
             raise self.cause(CommunicationError(f"a rank cannot be reached: {error}")) from error
+
+    def adapt(self, message: Adapt) -> list[Future[None]]:
+        """Send a call that every rank answers. Returns the futures of the answers."""
+        answers: list[Future[None]] = [Future() for _ in self._ranks]
+        for each, answer in zip(self._ranks, answers, strict=True):
+            each.adapted.append(answer)
+        self.send(encode(message))
+        return answers
 
     def check(self) -> None:
         """Raise if a rank was lost."""
@@ -251,3 +260,5 @@ class RankProcesses:
                 each.process.kill()
             each.process.wait()
             each.channel.close()
+            for future in each.adapted:
+                future.set_exception(EngineDeadError("the engine has ended"))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
-from chorale.errors import ConfigError, EngineError, GpuError
+from chorale.errors import AdapterError, ConfigError, EngineError, GpuError
 from chorale.machine.hardware import Hardware
 from chorale.machine.processes import LOADING_TIMEOUT, Pulse, how_ended
 from chorale.parallel.channel import Channel
-from chorale.parallel.wire import Beat, Failed, FromRank, Opened, Ready
+from chorale.parallel.wire import Adapted, Beat, Failed, FromRank, Opened, Ready
 
 # Maximum for a rank's own part of a step: enqueuing on a GPU, computing on a CPU. Less than the engine
 # monitor's limits for a whole step, whose errors name no rank (``watch.WatchLimits.step_limit``).
@@ -47,6 +49,7 @@ class RankState:
     failed: Failed | None = None
     trouble: str = ""  # why it counts as lost, for messages
     is_open: bool = True
+    adapted: deque[Future[None]] = field(default_factory=deque)  # for its next answers to ``Adapt``
 
     def hear(self, message: FromRank, now: float) -> None:
         self.pulse.hear(now, message.busy if isinstance(message, Beat) else 0.0)
@@ -54,6 +57,9 @@ class RankState:
             self.hardware = message.hardware
         elif isinstance(message, Ready):
             self.is_ready, self.refusal = True, message.refusal
+        elif isinstance(message, Adapted):
+            future = self.adapted.popleft()
+            future.set_exception(AdapterError(message.fault)) if message.fault else future.set_result(None)
         elif isinstance(message, Failed):
             self.failed = message
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from chorale.engine.commands import Command
-from chorale.engine.types import BoolArray, IntArray, StepPlan
+from chorale.engine.types import AdapterRef, BoolArray, IntArray, StepPlan
 from chorale.machine.hardware import Hardware
 
 # ------------------------------------------------------------------ to the ranks
@@ -52,6 +52,14 @@ class Administer(msgspec.Struct, frozen=True, tag="administer"):
     command: Command
 
 
+class Adapt(msgspec.Struct, frozen=True, tag="adapt"):
+    """A call of the rank's ``AdapterService``. ``Adapted`` answers ``load`` and ``place``, in their order."""
+
+    call: Literal["load", "place", "forget"]
+    adapter: AdapterRef
+    slot: int = -1
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """The engine ends."""
 
@@ -71,6 +79,12 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     refusal: str = ""
 
 
+class Adapted(msgspec.Struct, frozen=True, tag="adapted"):
+    """A call of ``Adapt`` has ended. ``fault``: why an adapter cannot be used."""
+
+    fault: str = ""
+
+
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """A rank's heartbeat. ``busy``: seconds that its part of the current step has taken, 0 while it waits."""
 
@@ -85,8 +99,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: Literal["config", "exchange", "gpu", "other"]
 
 
-ToRank = Machine | Plan | WorkerCall | Grammar | Administer | Stop
-FromRank = Opened | Ready | Beat | Failed
+ToRank = Machine | Plan | WorkerCall | Grammar | Administer | Adapt | Stop
+FromRank = Opened | Ready | Adapted | Beat | Failed
 
 
 def _array_bytes(value: object) -> bytes:

@@ -20,6 +20,8 @@ from chorale.errors import AdapterError
 from chorale.kernels.adapters import Adapter, AdapterBatch
 from chorale.model.config import ModelConfig
 from chorale.model.lora.read import read_adapter
+from chorale.model.lora.share import part_of_rank
+from chorale.parallel.shares import Share
 from chorale.runtime.device import Device
 
 
@@ -36,10 +38,12 @@ class AdapterStore:
         num_host: int,
         max_rank: int,
         num_rows: int,
+        share: Share | None = None,
     ) -> None:
-        """``dtype``: type of the additions' products; ``num_host``: adapters that stay in host memory."""
+        """``dtype``: type of the additions' products; ``num_host``: adapters that stay in host memory;
+        ``share``: this rank's, if there are several."""
         self._model, self._device, self._dtype = model, device, dtype
-        self._max_rank, self._num_host = max_rank, num_host
+        self._max_rank, self._num_host, self._share = max_rank, num_host, share
         self._slots: list[Adapter | None] = [None] * num_slots
         self._host: OrderedDict[int, Adapter] = OrderedDict()  # in LRU order; only the thread uses it
         self._row_slots: IntArray = np.full(num_rows + 1, -1, np.int32)
@@ -78,7 +82,10 @@ class AdapterStore:
     def _host_copy(self, adapter: AdapterRef) -> Adapter:
         found = self._host.get(adapter.id)
         if found is None:
-            found = self._host[adapter.id] = read_adapter(Path(adapter.path), self._model, self._max_rank)
+            found = read_adapter(Path(adapter.path), self._model, self._max_rank)
+            if self._share is not None:
+                found = part_of_rank(found, self._model, self._share)
+            self._host[adapter.id] = found
         self._host.move_to_end(adapter.id)
         while len(self._host) > self._num_host:
             self._host.popitem(last=False)

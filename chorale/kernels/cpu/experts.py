@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ class CpuExperts:
             raise ConfigError("--moe-activation-dtype fp8 needs --ops triton and a Hopper GPU")
         self._kept: list[torch.Tensor] = []  # keeps the memory that the library reads
         exact, self._fixed = precision == "exact", bool(ends)
+        self.ends = tuple(ends)
         self._ends = (ctypes.c_int64 * len(ends))(*ends)
         if tensors.gate_up is not None and tensors.down is not None:
             gate_up = self._dense(tensors.gate_up, tensors.gate_up_bias)
@@ -62,17 +64,26 @@ class CpuExperts:
         return self._multiply(self._experts.gate_up, expert, x)
 
     def back(self, expert: int, inner: torch.Tensor) -> torch.Tensor:
-        """[n, I] -> [n, H]"""
-        return self._multiply(self._experts.down, expert, inner)
+        """[n, I] -> [n, H]; with parts [P, n, H], the addends of ``parts``."""
+        if not self.ends:
+            return self._multiply(self._experts.down, expert, inner)
+        columns = itertools.pairwise((0, *self.ends))
+        return torch.stack(
+            [
+                self._multiply(self._experts.down, expert, inner[:, some[0] : some[1]], some[0])
+                for some in columns
+            ]
+        )
 
-    def _multiply(self, matrix: Matrix, expert: int, x: torch.Tensor) -> torch.Tensor:
-        weights = matrix.rows * matrix.columns
-        sizes = {FLOAT32: 4 * weights, BFLOAT16: 2 * weights, MXFP4: weights // 2}
+    def _multiply(self, matrix: Matrix, expert: int, x: torch.Tensor, begin: int = 0) -> torch.Tensor:
+        """Multiply by the columns from ``begin`` for which x has inputs; the first columns have the bias."""
+        before = expert * matrix.rows * matrix.columns + begin  # weights
+        sizes = {FLOAT32: 4 * before, BFLOAT16: 2 * before, MXFP4: before // 2}
         own = Matrix(
-            matrix.data + expert * sizes[matrix.element],
-            matrix.scales and matrix.scales + expert * weights // 32,
-            matrix.bias + expert * matrix.rows * 4,
-            matrix.rows, matrix.columns, matrix.element, matrix.exact,
+            matrix.data + sizes[matrix.element],
+            matrix.scales and matrix.scales + before // 32,
+            None if begin else matrix.bias + expert * matrix.rows * 4,
+            matrix.rows, x.shape[1], matrix.element, matrix.exact, matrix.fixed, matrix.columns,
         )  # fmt: skip
         x = x.float().contiguous()
         out = x.new_empty(len(x), matrix.rows)

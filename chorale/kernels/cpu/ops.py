@@ -22,7 +22,7 @@ from chorale.kernels.cpu.sampler import CpuSampler
 from chorale.kernels.cpu.threads import set_threads
 from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, RouterWeights
 from chorale.kernels.reference.dense.draft import REFERENCE_DRAFT_OPS, norm_rope_cache
-from chorale.kernels.reference.lora import lora_ops
+from chorale.kernels.reference.lora import Around, lora_ops
 from chorale.kernels.reference.ops import REFERENCE_OPS
 
 
@@ -86,6 +86,12 @@ def moe(
     return experts(normed, expert_ids, gates, x), None
 
 
+def add_experts(
+    normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: CpuExperts, x: torch.Tensor
+) -> torch.Tensor:
+    return experts(normed, expert_ids, gates, x)
+
+
 def lm_head(
     x: torch.Tensor, logits_index: torch.Tensor, norm: torch.Tensor, head: CpuLinear, eps: float
 ) -> torch.Tensor:
@@ -138,4 +144,4 @@ def cpu_ops(precision: Precision, fixed: bool = False) -> Ops:
             pack_gated=pack_gated,
         ),
     )
-    return replace(ops, lora=lora_ops(ops, router_logits))
+    return replace(ops, lora=lora_ops(Around(ops, router_logits, plain=add_experts)))

@@ -138,13 +138,14 @@ def moe(
     normed: torch.Tensor,
     expert_ids: torch.Tensor,
     gates: torch.Tensor,
-    experts: DenseExperts | PackedExperts,
+    experts: Any,
     x: torch.Tensor,
 ) -> torch.Tensor:
     """Return x + sum over the K chosen experts of gate * expert(normed), added in the order of expert ids.
 
     normed [T, H], expert_ids [T, K] int64, gates [T, K] float32, x [T, H] float32 (overwritten). Ids past the
-    last expert are ignored.
+    last expert are ignored. If ``back`` of the experts returns the addends of P parts, [P, n, H], x is
+    [P, T, H].
     """
     top_k = expert_ids.shape[1]
     flat = expert_ids.reshape(-1)
@@ -161,7 +162,7 @@ def moe(
         inner = experts.up(expert, inputs.index_select(0, chosen))  # [count, 2 I]
         inner = swiglu(inner, experts.swiglu_limit, experts.swiglu_alpha)  # [count, I]
         result = experts.back(expert, inner)  # [count, H]
-        x.index_add_(0, chosen, result * by_expert[begin:end])
+        x.index_add_(-2, chosen, result * by_expert[begin:end])
     return x
 
 

@@ -109,6 +109,7 @@ def one_by_one(ops: Ops) -> Ops:
         project_and_route=project_and_route,
         moe=moe,
         lm_head=lm_head,
+        lora=None,  # products of torch, whose bits depend on the number of tokens
         detail="batch-invariant",
     )
 

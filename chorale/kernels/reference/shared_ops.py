@@ -18,21 +18,26 @@ import torch.nn.functional as F
 from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
 from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.reference.dense.linear import Linear
-from chorale.kernels.reference.ops import REFERENCE_OPS, output_projection, route
+from chorale.kernels.reference.lora import Around, lora_ops
+from chorale.kernels.reference.ops import REFERENCE_OPS, output_projection, route, router_logits
 from chorale.kernels.reference.sampling.shared_sampling import make_shared_sampler
 from chorale.parallel.rank import Rank
 
 
 def shared_ops(rank: Rank) -> Ops:
     """Returns the reference ops of ``rank``."""
-    return replace(
+    ops = replace(
         REFERENCE_OPS,
         embed=partial(embed, rank),
         project_and_route=partial(project_and_route, rank),
         moe=partial(moe, rank),
         make_sampler=partial(make_shared_sampler, rank),
-        lora=None,
     )
+    add = partial(add_experts, rank)
+    around = Around(
+        ops, router_logits, plain=add, adapted=add, start=partial(addend, rank), finish=partial(total, rank)
+    )
+    return replace(ops, lora=lora_ops(around))
 
 
 def embed(rank: Rank, embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
@@ -71,9 +76,26 @@ def moe(
     next_qkv: QkvWeights | None,
     eps: float,
 ) -> tuple[torch.Tensor, None]:
+    part = add_experts(rank, normed, expert_ids, gates, experts, addend(rank, x))
+    return rank.communicator.all_reduce_(part), None
+
+
+def total(rank: Rank, x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Return the sum of what the ranks have added to ``addend`` of x."""
+    return rank.communicator.all_reduce_(own)
+
+
+def add_experts(
+    rank: Rank,
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: Any,
+    x: torch.Tensor,
+) -> torch.Tensor:
+    """Add the rank's part of the chosen experts' sum to x, which is overwritten."""
     own = rank.share.experts
     local = expert_ids - own.start
     # Len(own): the expert is on another rank.
     local = local.masked_fill((local < 0) | (local >= len(own)), len(own))
-    part = reference_moe.moe(normed, local, gates, experts, addend(rank, x))
-    return rank.communicator.all_reduce_(part), None
+    return reference_moe.moe(normed, local, gates, experts, x)

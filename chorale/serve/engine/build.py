@@ -12,6 +12,7 @@ from pathlib import Path
 from chorale.client.base import EngineInfo
 from chorale.config.engine import EngineConfig
 from chorale.config.speculative import SpeculativeConfig
+from chorale.engine.adapters.queue import AdapterService
 from chorale.engine.commands import Command
 from chorale.engine.core import EngineCore
 from chorale.engine.drafts.head import HeadDrafter
@@ -25,7 +26,7 @@ from chorale.machine.hardware import available_memory
 from chorale.model.checkpoint import digest_weights
 from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_head, resolve_model
-from chorale.parallel.executor import RankedExecutor
+from chorale.parallel.executor import RankedAdapters, RankedExecutor
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explained
 from chorale.runtime.progress import Progress
@@ -127,8 +128,10 @@ def _build_on(rank_device: RankDevice, start: _Start) -> tuple[EngineCore, Engin
     found = build_rank(start.config, start.folder, start.model, rank_device, grammars, phases, pool)
     executor: LocalExecutor | RankedExecutor = found.executor
     service: GrammarService = grammars
+    adapters: AdapterService | None = found.adapters
     if ranks is not None:
         executor, service = ranks.join(found.executor, grammars)
+        adapters = None if adapters is None else RankedAdapters(adapters, ranks.processes)
     with phases.phase("warm_up"):
         warm_up(executor, found.resolved)
     precompiler = found.precompiler
@@ -152,7 +155,7 @@ def _build_on(rank_device: RankDevice, start: _Start) -> tuple[EngineCore, Engin
         prefix_secret=start.prefix_secret,
         drafter=make_drafter(start.config.speculative_config),
         device=EngineDevice(start.config, executor, found.resolved),
-        adapters=found.adapters,
+        adapters=adapters,
     )
     for number, module in enumerate(start.config.lora_modules, 1):
         adapter = AdapterRef(number, module.name, module.path)

@@ -147,7 +147,7 @@ def build_rank(
 
     ops = peers or ops
     grammars.warm()  # runs concurrently with loading
-    adapters = adapter_store(config, model_config, ops, resolved, device)
+    adapters = adapter_store(config, model_config, ops, resolved, rank_device)
     memory = rank_memory(config, folder, model_config, rank_device, ops, resolved, grammars, phases, adapters)
     with phases.phase("load", str(folder)):
         loaded = memory.load()
@@ -181,7 +181,7 @@ def build_rank(
 
 
 def adapter_store(
-    config: EngineConfig, model: ModelConfig, ops: Ops, resolved: Resolved, device: Device
+    config: EngineConfig, model: ModelConfig, ops: Ops, resolved: Resolved, rank_device: RankDevice
 ) -> AdapterStore | None:
     """Returns the memory for adapters, or None without --enable-lora. Raises ``ConfigError``."""
     if not config.enable_lora:
@@ -189,6 +189,7 @@ def adapter_store(
     if ops.lora is None:
         raise ConfigError(f"--enable-lora: the ops {ops.name} cannot run adapters yet; --ops reference can")
     # CPUs multiply float32 inputs exactly, so additions are float32 too.
+    device, rank = rank_device.device, rank_device.rank
     dtype = DTYPES["float32" if device.torch_device.type == "cpu" else resolved.dtype]
     return AdapterStore(
         model,
@@ -198,6 +199,7 @@ def adapter_store(
         num_host=config.max_cpu_loras or config.max_loras,
         max_rank=config.max_lora_rank,
         num_rows=resolved.limits.max_num_seqs,
+        share=None if rank is None else rank.share,
     )
 
 

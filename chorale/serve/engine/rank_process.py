@@ -7,6 +7,7 @@ rank 0 computes the same ones.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -17,9 +18,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from chorale.engine.adapters.queue import fault_of
 from chorale.engine.types import SamplingSpec, StepResult
 from chorale.errors import ChoraleError, ConfigError, GpuError
 from chorale.machine.processes import settle_signals, tune_garbage_collector
@@ -28,6 +31,8 @@ from chorale.parallel.channel import Channel
 from chorale.parallel.communicator import ALONE, CommunicationError, Communicator
 from chorale.parallel.distributed import connect
 from chorale.parallel.wire import (
+    Adapt,
+    Adapted,
     Administer,
     Beat,
     Failed,
@@ -41,6 +46,7 @@ from chorale.parallel.wire import (
     decode_to_rank,
     encode,
 )
+from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explained
@@ -90,6 +96,7 @@ class Serving:
     executor: LocalExecutor
     grammars: GrammarCache
     communicator: Communicator
+    adapters: AdapterStore | None
     gpu: str  # label of its GPU (``Hardware.label``)
 
 
@@ -114,7 +121,8 @@ def load_rank(start: RankStart, channel: Channel) -> Serving:
     if found.precompiler is not None:
         found.precompiler.throttle()
     assert rank_device.rank is not None
-    return Serving(found.executor, grammars, rank_device.rank.communicator, hardware.label)
+    communicator = rank_device.rank.communicator
+    return Serving(found.executor, grammars, communicator, found.adapters, hardware.label)
 
 
 @dataclass(slots=True)
@@ -153,10 +161,28 @@ def run(serving: Serving, channel: Channel, step: CurrentStep) -> None:
             while in_flight:
                 in_flight.popleft()()
             channel.send(encode(Ready(executor.control(message.command))))
+        elif isinstance(message, Adapt) and serving.adapters is not None:
+            adapt(serving.adapters, message, channel)
         elif isinstance(message, Grammar):
             grammars.prepare(SamplingSpec(grammar=message.text), ())
         elif isinstance(message, Stop):
             raise EngineGone
+
+
+def adapt(adapters: AdapterStore, message: Adapt, channel: Channel) -> None:
+    """Starts a call; the answer is sent when it has ended."""
+
+    def answer(done: Future[None]) -> None:
+        error = done.exception()
+        with contextlib.suppress(OSError):  # the engine process is gone
+            channel.send(encode(Adapted("" if error is None else fault_of(error))))
+
+    if message.call == "forget":
+        adapters.forget(message.adapter.id)
+    elif message.call == "load":
+        adapters.load(message.adapter).add_done_callback(answer)
+    else:
+        adapters.place(message.adapter, message.slot).add_done_callback(answer)
 
 
 def _receive(channel: Channel) -> bytes:
