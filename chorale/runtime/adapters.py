@@ -62,6 +62,11 @@ class AdapterStore:
     def forget(self, adapter_id: int) -> None:
         self._thread.submit(self._host.pop, adapter_id, None)
 
+    def on_device(self) -> list[Adapter | None]:
+        """Return the adapters in the slots, once no placement is in progress."""
+        self._thread.submit(lambda: None).result()
+        return list(self._slots)
+
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
 

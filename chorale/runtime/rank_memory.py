@@ -2,8 +2,8 @@
 
 The worker with the KV pool, buffers and graphs is dropped, and built again as at start-up: graphs and tables
 of addresses refer to memory that does not exist any more. Weights move to host memory (level 1) or are
-dropped and read again from the checkpoint (level 2). Both return memory to the driver, so that other
-processes can use it.
+dropped and read again from the checkpoint (level 2). Adapters in slots move to host memory, because their
+files may be gone. All return memory to the driver, so that other processes can use it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from chorale.engine.commands import TRANSFER_IS_OFF, Command
 from chorale.errors import ConfigError, RequestError
 from chorale.kernels.ops import Ops
 from chorale.model.gpt_oss import GptOss
+from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.drafting import DraftSetup
 from chorale.runtime.worker import Worker
@@ -42,16 +43,21 @@ class RankMemory:
         load: Callable[[], Loaded],
         make: Callable[[Loaded], Worker],
         transfer: Callable[[Command, Loaded], None] | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         """``transfer``: executes the commands of weight transfer (``RankTransfer``); None: it is off."""
         self._device, self._load, self._make = device, load, make
-        self._transfer = transfer
+        self._transfer, self._adapters = transfer, adapters
         self._loaded: Loaded | None = None
         self._saved: SavedStorages | None = None  # level 1
+        self._saved_adapters: SavedStorages | None = None
         self._wants_cache = False
 
     def load(self) -> Loaded:
-        """Return the weights, which are on the device afterwards."""
+        """Return the weights, which are on the device afterwards, like the adapters."""
+        if self._saved_adapters is not None:
+            self._saved_adapters.restore(self._device)
+            self._saved_adapters = None
         if self._saved is not None:
             self._saved.restore(self._device)
             self._saved = None
@@ -80,6 +86,9 @@ class RankMemory:
         """Release all device memory. The caller has dropped the worker. May be called again with a higher
         level."""
         self._wants_cache = False
+        if self._adapters is not None and self._saved_adapters is None:
+            slots = storages_of(self._adapters.on_device(), self._device.torch_device)
+            self._saved_adapters = SavedStorages(slots, self._device)
         on_cpu = self._device.torch_device.type == "cpu"
         if level == 1 and self._saved is None and self._loaded is not None and not on_cpu:
             self._saved = SavedStorages(storages_of(self._loaded, self._device.torch_device), self._device)

@@ -49,9 +49,10 @@ from chorale.runtime.sizing.kv_pool import (
 from chorale.runtime.sizing.memory import (
     CUDA_RESERVE,
     SMALL_PARAMETERS,
+    AdapterSizes,
     KvGeometry,
     activation_bytes,
-    adapter_bytes,
+    adapter_sizes,
     embedding_bytes,
     gib,
     graph_bytes,
@@ -110,6 +111,7 @@ class Resolved:
     most_drafts: int = 0  # maximum draft tokens per row and step
     drafts: DraftMemory | None = None  # memory of the draft head; None: no head
     host_tier: HostTierSizes | None = None  # the host memory tier; None: no tier
+    adapters: AdapterSizes | None = None  # None: adapters are off
     int8: bool = False  # dense weights are rounded to 8 bits
     host_embedding: bool = False  # the input embedding stays in host memory, and kernels read it there
     is_lean: bool = False  # sizes for a GPU with little memory
@@ -216,11 +218,10 @@ def _resolve(
         decide.pick("mixed_cuda_graphs", None if config.mixed_cuda_graphs else False, False, _SHORT)
     host_embedding = _host_embedding(config, model, hardware, dtype, decide, economy, can_capture)
     fixed = weight_bytes(part, dtype, decoded=hardware.decodes_experts, int8=precision == "int8")
+    adapters = None
     if config.enable_lora:
-        each = adapter_bytes(part, config.max_lora_rank, "float32" if hardware.kind == "cpu" else dtype)
-        why = f"{gib(each)} each at rank {config.max_lora_rank}, with experts"
-        decide.decisions.append(Decision("max_loras", config.max_loras, why, False))
-        fixed += config.max_loras * each
+        adapters = adapter_sizes(config, part, "float32" if hardware.kind == "cpu" else dtype)
+        fixed += adapters.device_bytes + (adapters.host_bytes if hardware.kind == "cpu" else 0)
     fixed += drafts.weights + drafts.activations - (embedding_bytes(part, dtype) if host_embedding else 0)
     if host_tier is not None:
         fixed += host_tier.device_bytes + (host_tier.host_bytes if hardware.kind == "cpu" else 0)
@@ -245,6 +246,7 @@ def _resolve(
         drafts=drafts if speculation is not None and speculation.has_head else None,
         notes=tuple(decide.notes),
         host_tier=host_tier,
+        adapters=adapters,
         int8=precision == "int8",
         missing=size.missing,
         host_embedding=host_embedding,

@@ -19,6 +19,7 @@ from chorale.kernels import select_ops
 from chorale.kernels.cpu.library import library
 from chorale.kernels.ops import Ops, Precision, StepSizes
 from chorale.kernels.triton.precompile.pool import CompilePool
+from chorale.machine.hardware import available_memory
 from chorale.model.checkpoint import with_kv_scales
 from chorale.model.config import ModelConfig
 from chorale.model.draft.config import published_head
@@ -188,6 +189,11 @@ def adapter_store(
         return None
     if ops.lora is None:
         raise ConfigError(f"--enable-lora: the ops {ops.name} cannot run adapters yet; --ops reference can")
+    needed = 0 if resolved.adapters is None else resolved.adapters.host_bytes * config.tensor_parallel_size
+    if needed > available_memory():
+        raise ConfigError(
+            f"--max-cpu-loras: {gib(needed)} of host memory; {gib(available_memory())} are free"
+        )
     # CPUs multiply float32 inputs exactly, so additions are float32 too.
     device, rank = rank_device.device, rank_device.rank
     dtype = DTYPES["float32" if device.torch_device.type == "cpu" else resolved.dtype]
@@ -248,7 +254,7 @@ def rank_memory(
         target = Target(model_config, ops, device.torch_device, dtype, fp8, share, on_host)
         number = 0 if share is None else share.rank
         transfer = RankTransfer(config.weight_transfer_config, target, device, number).execute
-    return RankMemory(device, load, make, transfer)
+    return RankMemory(device, load, make, transfer, adapters)
 
 
 def step_sizes(model: ModelConfig, resolved: Resolved) -> StepSizes:
