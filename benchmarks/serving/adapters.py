@@ -129,17 +129,10 @@ def main(arguments: list[str]) -> int:
         names = [f"a{number}" for number in range(given.adapters)]
         for number, name in enumerate(names):
             write_adapter(folder / name, config, FORMS[number % len(FORMS)], number)
-        flags = ["--enable-lora", "--allow-runtime-lora-updating", "--lora-dirs", str(folder)]
-        flags += [
-            "--max-loras",
-            "8",
-            "--max-cpu-loras",
-            "40",
-            "--device",
-            "cpu",
-            "--response-store",
-            ":memory:",
-        ]
+        flags = ["--enable-lora", "--max-loras", "8", "--max-cpu-loras", "40", "--lora-dirs", str(folder)]
+        flags += ["--allow-runtime-lora-updating", "--device", "cpu", "--response-store", ":memory:"]
+        # Few pages, all of which are written in the first minute: memory counts as resident from then on.
+        flags += ["--num-gpu-blocks-override", "512", "--max-model-len", "2048"]
         with serving("demo", folder, *flags, *given.options) as served:
             load = Load(served.url, folder, time.monotonic() + 60 * given.minutes)
             count = max(1, given.clients)

@@ -187,11 +187,8 @@ class AdapterQueue:
             error = self._placing.pop(adapter_id).exception()
             if error is not None:
                 self._slots[self._slots.index(adapter_id)] = 0
-                faults[adapter_id] = fault_of(error)
+                known = isinstance(error, ChoraleError)
+                faults[adapter_id] = (
+                    str(error) if known else f"the adapter cannot be used: {type(error).__name__}"
+                )
         return faults
-
-
-def fault_of(error: BaseException) -> str:
-    """Return why an adapter cannot be used, for the client."""
-    known = isinstance(error, ChoraleError)
-    return str(error) if known else f"the adapter cannot be used: {type(error).__name__}"

@@ -65,15 +65,10 @@ class CpuExperts:
 
     def back(self, expert: int, inner: torch.Tensor) -> torch.Tensor:
         """[n, I] -> [n, H]; with parts [P, n, H], the addends of ``parts``."""
+        down, parts = self._experts.down, itertools.pairwise((0, *self.ends))
         if not self.ends:
-            return self._multiply(self._experts.down, expert, inner)
-        columns = itertools.pairwise((0, *self.ends))
-        return torch.stack(
-            [
-                self._multiply(self._experts.down, expert, inner[:, some[0] : some[1]], some[0])
-                for some in columns
-            ]
-        )
+            return self._multiply(down, expert, inner)
+        return torch.stack([self._multiply(down, expert, inner[:, i:j], i) for i, j in parts])
 
     def _multiply(self, matrix: Matrix, expert: int, x: torch.Tensor, begin: int = 0) -> torch.Tensor:
         """Multiply by the columns from ``begin`` for which x has inputs; the first columns have the bias."""

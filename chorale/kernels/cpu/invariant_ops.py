@@ -8,7 +8,7 @@ option. All ranks get the logits of the whole vocabulary, and sample like a sing
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,6 @@ from chorale.kernels.cpu.experts import CpuExperts
 from chorale.kernels.cpu.linear import CpuLinear
 from chorale.kernels.cpu.ops import CpuRouter, cpu_ops, lm_head, route
 from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, RouterWeights
-from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.reference.lora import Around, lora_ops
 from chorale.kernels.reference.one_by_one import attention_of_each
 from chorale.kernels.reference.sampling.shared_sampling import gather_logits
@@ -57,24 +56,19 @@ def invariant_ops(precision: Precision, fixed: FixedSums, rank: Rank | None) -> 
         pack_experts=pack_experts,
         detail=f"{ops.detail}, batch-invariant",
     )
-    around = Around(
-        ops,
-        router_logits,
-        plain=add_experts,
-        adapted=add_adapted_experts,
-        linear=linear,
-        norm=norm_each,
-        start=torch.zeros_like,
-        finish=lambda x, own: x.add_(total(rank, own)),
-    )
+    lora = lora_ops(Around(ops, add_experts, router_logits, linear, partial(exchange, rank)))
     if rank is None:
-        return replace(ops, lora=lora_ops(around))
-    gather = partial(gather_logits, rank, vocab_size=fixed.vocab_size)
+        return replace(ops, lora=lora)
+
+    def whole(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """Return the function that gives the logits of all ranks."""
+        return lambda *given: gather_logits(rank, own(*given), fixed.vocab_size)
+
     return replace(
         ops,
-        lora=lora_ops(replace(around, gather=gather)),
         embed=partial(embed, rank),
-        lm_head=partial(whole_lm_head, rank, fixed.vocab_size),
+        lm_head=whole(lm_head),
+        lora=replace(lora, lm_head=whole(lora.lm_head)),
         has_whole_logits=True,
     )
 
@@ -110,53 +104,28 @@ def moe(
     next_qkv: QkvWeights | None,
     eps: float,
 ) -> tuple[torch.Tensor, None]:
-    own = add_experts(normed, expert_ids, gates, experts, torch.zeros_like(x))
-    return x.add_(total(rank, own)), None
+    return exchange(rank, x, partial(add_experts, normed, expert_ids, gates, experts)), None
 
 
 def add_experts(
-    normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: CpuExperts, x: torch.Tensor
+    normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Any, x: torch.Tensor
 ) -> torch.Tensor:
-    """Add the rank's part of the chosen experts' sum to x."""
+    """Add the rank's part of the sum over the chosen experts to x."""
     some = zip(*(each.split(TOKENS_AT_ONCE) for each in (normed, expert_ids, gates)), strict=True)
     return x.add_(torch.cat([tree_sum(experts.parts(*each).unbind(0)) for each in some]))
 
 
-def add_adapted_experts(
-    normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Any, x: torch.Tensor
-) -> torch.Tensor:
-    """The same with an adapter, for each token alone: torch computes swiglu, whose bits then depend on the
-    token only, as a rank has a multiple of 32 columns."""
-    sums = []
-    for given in zip(normed.split(1), expert_ids.split(1), gates.split(1), strict=True):
-        parts = x.new_zeros(len(experts.ends), 1, x.shape[1])
-        sums.append(tree_sum(reference_moe.moe(*given, experts, parts).unbind(0)))
-    return x.add_(torch.cat(sums))
+def exchange(rank: Rank | None, x: torch.Tensor, add: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Add to x the sums of all ranks, which ``add`` adds to its argument."""
+    return x.add_(total(rank, add(torch.zeros_like(x))))
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return CpuLinear(weight, bias, "exact", fixed=True)(x)
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *norm: Any) -> torch.Tensor:
+    return CpuLinear(weight, bias, "exact", fixed=True)(x, *norm)
 
 
 def router_logits(router: CpuRouter, normed: torch.Tensor) -> torch.Tensor:
     return linear(normed, router.weight, router.bias)
-
-
-def norm_each(x: torch.Tensor, shape: tuple[int, ...], weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return torch.cat([torch.nn.functional.rms_norm(row, shape, weight, eps) for row in x.split(1)])
-
-
-def whole_lm_head(
-    rank: Rank,
-    vocab_size: int,
-    x: torch.Tensor,
-    logits_index: torch.Tensor,
-    norm: torch.Tensor,
-    head: CpuLinear,
-    eps: float,
-) -> torch.Tensor:
-    """Return logits [L, V] of the whole vocabulary."""
-    return gather_logits(rank, lm_head(x, logits_index, norm, head, eps), vocab_size)
 
 
 def total(rank: Rank | None, own: torch.Tensor) -> torch.Tensor:

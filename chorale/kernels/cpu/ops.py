@@ -86,12 +86,6 @@ def moe(
     return experts(normed, expert_ids, gates, x), None
 
 
-def add_experts(
-    normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: CpuExperts, x: torch.Tensor
-) -> torch.Tensor:
-    return experts(normed, expert_ids, gates, x)
-
-
 def lm_head(
     x: torch.Tensor, logits_index: torch.Tensor, norm: torch.Tensor, head: CpuLinear, eps: float
 ) -> torch.Tensor:
@@ -144,4 +138,4 @@ def cpu_ops(precision: Precision, fixed: bool = False) -> Ops:
             pack_gated=pack_gated,
         ),
     )
-    return replace(ops, lora=lora_ops(Around(ops, router_logits, plain=add_experts)))
+    return replace(ops, lora=lora_ops(Around(ops, router_logits=router_logits)))

@@ -10,46 +10,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from chorale.kernels.adapters import AdapterBatch, ExpertLowRank, LayerAdapter, LoraOps, LowRank
-from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
+from chorale.kernels.adapters import AdapterBatch, LayerAdapter, LoraOps, LowRank
+from chorale.kernels.ops import Ops, QkvWeights
 from chorale.kernels.reference import moe as reference_moe
 
-# (normed, expert_ids, gates, experts, x) -> x plus the rank's sum over its chosen experts
-AddExperts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, torch.Tensor], torch.Tensor]
 
-
-def _only_rank(x: torch.Tensor) -> torch.Tensor:
-    return x
-
-
-def _sum_of_only_rank(x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    return own
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *norm: Any) -> torch.Tensor:
+    """x [n, K] -> [n, N]. ``norm``: (weight, eps) of the norm before the product, if there is one."""
+    x = F.rms_norm(x, norm[0].shape, *norm) if norm else x
+    return F.linear(x.to(weight.dtype), weight, bias)
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The ops of a back end and of one rank, and their parts that additions need."""
+    """The ops of a rank, whose ``qkv``, ``output`` and ``head`` matrices can be called, and parts of them."""
 
-    ops: Ops  # their ``qkv``, ``output`` and ``head`` matrices can be called
-    router_logits: Callable[[Any, torch.Tensor], torch.Tensor]  # (packed router, normed [n, H]) -> [n, E]
-    plain: AddExperts
-    adapted: AddExperts = reference_moe.moe  # the same for experts of which only ``up`` and ``back`` are used
-    linear: Callable[..., torch.Tensor] = F.linear  # (x [n, K], weight [N, K], bias [N] or None) -> [n, N]
-    norm: Callable[..., torch.Tensor] = F.rms_norm  # (x, shape, weight, eps)
-    start: Callable[[torch.Tensor], torch.Tensor] = _only_rank  # x -> what the rank adds its sum to
-    # (x, start plus the rank's sum) -> new x, the same on all ranks
-    finish: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = _sum_of_only_rank
-    gather: Callable[[torch.Tensor], torch.Tensor] = _only_rank  # the rank's logits -> those that are sampled
+    ops: Ops
+    # (normed, expert_ids, gates, experts or ``AdaptedExperts``, x) -> x plus the rank's sum
+    add_experts: Callable[..., torch.Tensor] = lambda *given: given[3](*given[:3], given[4])
+    # (packed router, normed [n, H]) -> [n, E]
+    router_logits: Callable[[Any, torch.Tensor], torch.Tensor] = lambda router, normed: router(normed)
+    linear: Callable[..., torch.Tensor] = linear
+    # (x, function that adds the rank's sum to its argument) -> x plus the sums of all ranks
+    exchange: Callable[[torch.Tensor, Any], torch.Tensor] = lambda x, add: add(x)
 
-    def addition(self, part: LowRank, x: torch.Tensor) -> torch.Tensor:
+    def addition(self, part: LowRank, x: torch.Tensor, *norm: Any) -> torch.Tensor:
         """x [n, K] -> [n, N] float32."""
-        inner = self.linear(x.to(part.a.dtype), part.a, None)
-        return self.linear(inner, part.b, part.bias).float()
+        return self.linear(self.linear(x, part.a, None, *norm), part.b, part.bias).float()
 
 
 def lora_ops(around: Around) -> LoraOps:
@@ -80,52 +73,36 @@ class _Added:
 
     def _add(self, y: torch.Tensor, x: torch.Tensor, norm: tuple[Any, ...]) -> torch.Tensor:
         for part, rows in self.parts:
-            inputs = x.index_select(0, rows)
-            if norm:
-                inputs = self.around.norm(inputs, norm[0].shape, *norm)
-            added = self.around.addition(part, inputs)
+            added = self.around.addition(part, x.index_select(0, rows), *norm)
             y[:, part.first : part.first + added.shape[1]].index_add_(0, rows, added.to(y.dtype))
         return y
 
 
 def qkv_rope_cache(
-    around: Around,
-    x: torch.Tensor,
-    normed: torch.Tensor | None,
-    weights: QkvWeights,
-    eps: float,
-    rope: torch.Tensor,
-    plan: Any,
-    group: int,
-    kv: torch.Tensor,
-    adapters: AdapterBatch,
-    layer: int,
+    around: Around, x: torch.Tensor, normed: torch.Tensor | None, weights: QkvWeights, *given: Any
 ) -> torch.Tensor:
+    """``given``: eps, rope, plan, group, kv, adapters, layer."""
+    *rest, adapters, layer = given
     parts = [(part, rows) for adapter, rows in adapters.in_layer(layer) for part in adapter.qkv]
     added = replace(weights, linear=_Added(around, weights.linear, parts))
-    return around.ops.qkv_rope_cache(x, normed, added, eps, rope, plan, group, kv)
+    return around.ops.qkv_rope_cache(x, normed, added, *rest)
 
 
 def project_and_route(
-    around: Around,
-    attended: torch.Tensor,
-    linear: Any,
-    x: torch.Tensor,
-    weights: RouterWeights,
-    eps: float,
-    adapters: AdapterBatch,
-    layer: int,
+    around: Around, attended: torch.Tensor, linear: Any, *given: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``linear``: the output projection, or a list of the matrices of its parts (``FixedSums``)."""
+    """``linear``: the output projection, or a list of the matrices of its parts (``FixedSums``). ``given``:
+    x, weights, eps, adapters, layer."""
+    x, weights, eps, adapters, layer = given
     own = adapters.in_layer(layer)
     parts = [(adapter.output, rows) for adapter, rows in own if adapter.output is not None]
     added: Any = _Added(around, linear, parts)
     if isinstance(linear, list):
-        added, begin = [], 0
-        for matrix in linear:
-            some = [(_columns(part, begin, matrix.columns), rows) for part, rows in parts]
-            added.append(_Added(around, matrix, some))
-            begin += matrix.columns
+        begins = accumulate((each.columns for each in linear), initial=0)
+        added = [
+            _Added(around, each, [(_columns(part, begin, each.columns), rows) for part, rows in parts])
+            for each, begin in zip(linear, begins, strict=False)
+        ]
     x, normed, expert_ids, gates = around.ops.project_and_route(attended, added, x, weights, eps)
     for adapter, rows in own:
         if adapter.router is not None:
@@ -143,7 +120,7 @@ def _columns(part: LowRank, begin: int, count: int) -> LowRank:
 
 
 @dataclass(frozen=True)
-class _AdaptedExperts:
+class AdaptedExperts:
     """A layer's experts as one adapter changes them."""
 
     around: Around
@@ -153,56 +130,54 @@ class _AdaptedExperts:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.experts, name)
 
+    def __call__(self, normed: torch.Tensor, expert_ids: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+        gates, x = given
+        return reference_moe.moe(normed, expert_ids, gates, self, x)
+
+    def parts(self, *given: torch.Tensor) -> torch.Tensor:
+        """``CpuExperts.parts``, of each token alone: the bits of torch's swiglu of one row, which has a
+        multiple of 32 columns, depend on nothing else."""
+        zeros = given[0].new_zeros(len(self.ends), 1, given[0].shape[1])
+        rows = zip(*(each.split(1) for each in given), strict=True)
+        return torch.cat([self(*row, zeros.clone()) for row in rows], dim=1)
+
     def up(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        return self._with(self.adapter.gate_up, expert, x, self.experts.up(expert, x))
+        y: torch.Tensor = self.experts.up(expert, x)
+        own = None if self.adapter.gate_up is None else self.adapter.gate_up.of(expert)
+        return y if own is None else y.add_(self.around.addition(own, x))
 
     def back(self, expert: int, inner: torch.Tensor) -> torch.Tensor:
         """[n, I] -> [n, H], or [P, n, H]: the addends of parts of the columns."""
         y: torch.Tensor = self.experts.back(expert, inner)
-        if y.dim() == 2:
-            return self._with(self.adapter.down, expert, inner, y)
-        own, begin = None if self.adapter.down is None else self.adapter.down.of(expert), 0
-        for number, end in enumerate(self.experts.ends if own is not None else ()):
-            assert own is not None
-            some = _columns(own, begin, end - begin)
-            y[number] += self.around.addition(some, inner[:, begin:end])
-            begin = end
+        own = None if self.adapter.down is None else self.adapter.down.of(expert)
+        ends = (inner.shape[1],) if y.dim() == 2 else self.ends
+        for part, (begin, end) in zip(y.view(len(ends), *y.shape[-2:]), pairwise((0, *ends)), strict=True):
+            if own is not None:
+                part += self.around.addition(_columns(own, begin, end - begin), inner[:, begin:end])
         return y
 
-    def _with(
-        self, part: ExpertLowRank | None, expert: int, x: torch.Tensor, y: torch.Tensor
-    ) -> torch.Tensor:
-        own = None if part is None else part.of(expert)
-        return y if own is None else y + self.around.addition(own, x).to(y.dtype)
 
-
-def moe(
-    around: Around,
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
-    experts: Any,
-    x: torch.Tensor,
-    next_qkv: QkvWeights | None,
-    eps: float,
-    adapters: AdapterBatch,
-    layer: int,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def moe(around: Around, *given: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``given``: the arguments of ``Ops.moe``, adapters, layer."""
+    *plain, adapters, layer = given
+    normed, expert_ids, gates, experts, x = plain[:5]
     adapted = [(adapter, rows) for adapter, rows in adapters.in_layer(layer) if adapter.has_experts]
     if not adapted:
-        return around.ops.moe(normed, expert_ids, gates, experts, x, next_qkv, eps)
-    own = around.start(x)
+        return around.ops.moe(*plain)
     is_plain = torch.ones(len(x), dtype=torch.bool, device=x.device)
-    for adapter, rows in adapted:
+    for _, rows in adapted:
         is_plain[rows] = False
-        given = [tensor.index_select(0, rows) for tensor in (normed, expert_ids, gates, own)]
-        changed: Any = _AdaptedExperts(around, experts, adapter)
-        own.index_copy_(0, rows, around.adapted(given[0], given[1], given[2], changed, given[3]))
-    plain = is_plain.nonzero().squeeze(1)
-    if len(plain):
-        given = [tensor.index_select(0, plain) for tensor in (normed, expert_ids, gates, own)]
-        own.index_copy_(0, plain, around.plain(given[0], given[1], given[2], experts, given[3]))
-    return around.finish(x, own), None
+    groups: list[tuple[Any, torch.Tensor]] = [(experts, is_plain.nonzero().squeeze(1))]
+    groups += [(AdaptedExperts(around, experts, adapter), rows) for adapter, rows in adapted]
+
+    def add(own: torch.Tensor) -> torch.Tensor:
+        for some, rows in groups:
+            if len(rows):
+                *inputs, sums = (each.index_select(0, rows) for each in (normed, expert_ids, gates, own))
+                own.index_copy_(0, rows, around.add_experts(*inputs, some, sums))
+        return own
+
+    return around.exchange(x, add), None
 
 
 def lm_head(
@@ -217,15 +192,12 @@ def lm_head(
     logits = around.ops.lm_head(x, logits_index, norm, head, eps)
     slots = adapters.slots.index_select(0, logits_index)
     for adapter, tokens in adapters.groups:
-        if adapter.head is None or not len(tokens):
-            continue
         rows = (slots == adapters.slots[tokens[0]]).nonzero().squeeze(1)
-        if not len(rows):
+        if adapter.head is None or not len(rows):
             continue
         chosen = x.index_select(0, logits_index.index_select(0, rows))
-        normed = around.norm(chosen, norm.shape, norm, eps)
         if isinstance(adapter.head, LowRank):
-            logits.index_add_(0, rows, around.addition(adapter.head, normed))
+            logits.index_add_(0, rows, around.addition(adapter.head, chosen, norm, eps))
         else:
-            logits[rows] = around.linear(normed.to(adapter.head.dtype), adapter.head, None).float()
-    return around.gather(logits)
+            logits[rows] = around.linear(chosen, adapter.head, None, norm, eps).float()
+    return logits

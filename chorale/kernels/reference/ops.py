@@ -118,13 +118,7 @@ _PLAIN_OPS = Ops(
     draft=REFERENCE_DRAFT_OPS,
     supports_fp8_kv=True,
 )
-
-
-def router_logits(linear: Linear, normed: torch.Tensor) -> torch.Tensor:
-    return linear(normed)
-
-
-REFERENCE_OPS = replace(_PLAIN_OPS, lora=lora_ops(Around(_PLAIN_OPS, router_logits, plain=reference_moe.moe)))
+REFERENCE_OPS = replace(_PLAIN_OPS, lora=lora_ops(Around(_PLAIN_OPS, reference_moe.moe)))
 
 
 def decoding_ops(ops: Ops) -> Ops:

@@ -8,6 +8,7 @@ zeros, and the sum over all ranks is the new x. So only the first rank adds bias
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
 from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.reference.dense.linear import Linear
 from chorale.kernels.reference.lora import Around, lora_ops
-from chorale.kernels.reference.ops import REFERENCE_OPS, output_projection, route, router_logits
+from chorale.kernels.reference.ops import REFERENCE_OPS, output_projection, route
 from chorale.kernels.reference.sampling.shared_sampling import make_shared_sampler
 from chorale.parallel.rank import Rank
 
@@ -33,10 +34,7 @@ def shared_ops(rank: Rank) -> Ops:
         moe=partial(moe, rank),
         make_sampler=partial(make_shared_sampler, rank),
     )
-    add = partial(add_experts, rank)
-    around = Around(
-        ops, router_logits, plain=add, adapted=add, start=partial(addend, rank), finish=partial(total, rank)
-    )
+    around = Around(ops, partial(add_experts, rank), exchange=partial(exchange, rank))
     return replace(ops, lora=lora_ops(around))
 
 
@@ -59,10 +57,15 @@ def addend(rank: Rank, x: torch.Tensor) -> torch.Tensor:
     return x if rank.share.is_first else torch.zeros_like(x)
 
 
+def exchange(rank: Rank, x: torch.Tensor, add: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return x plus the results of all ranks, which ``add`` adds to its argument."""
+    return rank.communicator.all_reduce_(add(addend(rank, x)))
+
+
 def project_and_route(
     rank: Rank, attended: torch.Tensor, linear: Linear, x: torch.Tensor, weights: RouterWeights, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    x = rank.communicator.all_reduce_(output_projection(attended, linear, addend(rank, x)))
+    x = exchange(rank, x, partial(output_projection, attended, linear))
     return x, *route(x, weights, eps)
 
 
@@ -76,26 +79,13 @@ def moe(
     next_qkv: QkvWeights | None,
     eps: float,
 ) -> tuple[torch.Tensor, None]:
-    part = add_experts(rank, normed, expert_ids, gates, experts, addend(rank, x))
-    return rank.communicator.all_reduce_(part), None
+    return exchange(rank, x, partial(add_experts, rank, normed, expert_ids, gates, experts)), None
 
 
-def total(rank: Rank, x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """Return the sum of what the ranks have added to ``addend`` of x."""
-    return rank.communicator.all_reduce_(own)
-
-
-def add_experts(
-    rank: Rank,
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
-    experts: Any,
-    x: torch.Tensor,
-) -> torch.Tensor:
-    """Add the rank's part of the chosen experts' sum to x, which is overwritten."""
+def add_experts(rank: Rank, normed: torch.Tensor, expert_ids: torch.Tensor, *given: Any) -> torch.Tensor:
+    """``moe`` of the reference with the rank's experts."""
     own = rank.share.experts
     local = expert_ids - own.start
     # Len(own): the expert is on another rank.
     local = local.masked_fill((local < 0) | (local >= len(own)), len(own))
-    return reference_moe.moe(normed, local, gates, experts, x)
+    return reference_moe.moe(normed, local, *given)

@@ -19,31 +19,25 @@ def part_of_rank(adapter: Adapter, model: ModelConfig, share: Share) -> Adapter:
     """
     layers = tuple(_layer(layer, model, share) for layer in adapter.layers)
     head, ids = adapter.head, _slice(share.vocabulary)
-    if isinstance(head, LowRank):
-        head = replace(head, b=head.b[ids])
-    elif head is not None:
-        head = head[ids]
+    if head is not None:
+        head = replace(head, b=head.b[ids]) if isinstance(head, LowRank) else head[ids]
     return Adapter(layers, head).map(torch.clone)
 
 
 def _layer(layer: LayerAdapter, model: ModelConfig, share: Share) -> LayerAdapter:
-    dim, columns = model.head_dim, share.columns
-    query, key = dim * model.num_attention_heads, dim * model.num_key_value_heads
-    own_query, own_key = dim * len(share.heads), dim * len(share.kv_heads)
-    # The first output of q, k and v in the whole model -> (the rank's rows, its first output).
-    places = {
-        0: (share.heads, 0),
-        query: (share.kv_heads, own_query),
-        query + key: (share.kv_heads, own_query + own_key),
-    }
+    dim, heads, kv_heads = model.head_dim, share.heads, share.kv_heads
+    # First output of q, k and v in the whole model -> (the rank's heads, first output in its part).
+    first_k, own_k = dim * model.num_attention_heads, dim * len(heads)
+    first_v, own_v = first_k + dim * model.num_key_value_heads, own_k + dim * len(kv_heads)
+    places = {0: (heads, 0), first_k: (kv_heads, own_k), first_v: (kv_heads, own_v)}
     output, gate_up, down = layer.output, _experts(layer.gate_up, share), _experts(layer.down, share)
     if output is not None:  # the ranks' results are added: one of them adds the bias
         bias = output.bias if share.is_first else None
-        output = replace(output, a=output.a[:, _slice(share.heads, dim)], bias=bias)
+        output = replace(output, a=output.a[:, _slice(heads, dim)], bias=bias)
     if gate_up is not None:
-        gate_up = replace(gate_up, b=gate_up.b[:, _slice(columns, 2)])
+        gate_up = replace(gate_up, b=gate_up.b[:, _slice(share.columns, 2)])
     if down is not None:
-        down = replace(down, a=down.a[:, :, _slice(columns)])
+        down = replace(down, a=down.a[:, :, _slice(share.columns)])
     qkv = tuple(_rows(part, *places[part.first], dim) for part in layer.qkv)
     return LayerAdapter(qkv, output, layer.router, gate_up, down)
 
@@ -55,13 +49,12 @@ def _rows(part: LowRank, heads: range, first: int, dim: int) -> LowRank:
 
 def _experts(part: ExpertLowRank | None, share: Share) -> ExpertLowRank | None:
     """Return the pairs of the rank's experts, or None if it has none of those that are adapted."""
-    if part is None or not share.by_expert:
-        return part
-    kept = [part.places[expert] for expert in share.experts if part.places[expert] >= 0]
-    if not kept:
+    own = [] if part is None else [part.places[expert] for expert in share.experts]
+    kept = [place for place in own if place >= 0]
+    if part is None or not kept:
         return None
-    places = (kept.index(part.places[n]) if part.places[n] >= 0 else -1 for n in share.experts)
-    return ExpertLowRank(part.a[kept], part.b[kept], tuple(places))
+    places = tuple(kept.index(place) if place >= 0 else -1 for place in own)
+    return ExpertLowRank(part.a[kept], part.b[kept], places)
 
 
 def _slice(some: range, width: int = 1) -> slice:

@@ -5,7 +5,6 @@ Torch-free, so that ``chorale fit`` can answer before anything is downloaded. Al
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 
@@ -93,29 +92,6 @@ def adapter_bytes(model: ModelConfig, rank: int, dtype: str, *, experts: bool = 
     if experts:
         sizes += model.num_local_experts * (hidden + 2 * inter + inter + hidden)
     return model.num_hidden_layers * rank * sizes * DTYPE_BYTES[dtype]
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterSizes:
-    """Numbers and bytes of one rank's adapters. Files are float32 at most."""
-
-    num_device: int
-    device_bytes: int  # with all experts
-    num_host: int
-    host_bytes: int  # of attention and router alone
-    host_bytes_of_experts: int  # the same with all experts
-
-    def __str__(self) -> str:
-        most = f"{gib(self.host_bytes)}, or {gib(self.host_bytes_of_experts)} if they have all experts"
-        return f"{self.num_device} on the device, {gib(self.device_bytes)}; {self.num_host} in host memory, {most}"
-
-
-def adapter_sizes(config: EngineConfig, part: ModelConfig, dtype: str) -> AdapterSizes:
-    """Return the sizes at the highest rank. ``part``: the rank's; ``dtype``: of adapters on the device."""
-    size = functools.partial(adapter_bytes, part, config.max_lora_rank)
-    slots, host = config.max_loras, config.max_cpu_loras or config.max_loras
-    few, all_experts = size("float32", experts=False), size("float32")
-    return AdapterSizes(slots, slots * size(dtype), host, host * few, host * all_experts)
 
 
 def head_bytes(head: HeadConfig, dtype: str, *, owns_embedding: bool = True) -> int:

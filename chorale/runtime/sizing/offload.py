@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
-from chorale.runtime.sizing.memory import GIB, KvGeometry, gib
+from chorale.model.config import ModelConfig
+from chorale.runtime.sizing.memory import GIB, KvGeometry, adapter_bytes, gib
 
 MOST_STAGING = GIB // 2  # maximum device memory to stage saved pages
 SAVED_AT_ONCE = 2 * GIB  # allowance for saved pages before one step: 40 ms on PCIe 5
@@ -65,8 +66,12 @@ def host_tier_sizes(config: EngineConfig, geometry: KvGeometry, num_tokens: int)
     )
 
 
-def check_host_memory(config: EngineConfig, available: int) -> None:
+def check_host_memory(config: EngineConfig, model: ModelConfig, available: int) -> None:
     """Raises ``ConfigError`` if the host's memory is too small. ``available``: bytes."""
+    num_host = (config.max_cpu_loras or config.max_loras) if config.enable_lora else 0
+    adapters = num_host * adapter_bytes(model, config.max_lora_rank, "float32", experts=False)
+    if adapters > available:
+        raise ConfigError(f"--max-cpu-loras {num_host} need {gib(adapters)}; {gib(available)} are available")
     asked = int((config.kv_offloading_size or 0) * GIB)
     if asked > available:
         raise ConfigError(

@@ -49,10 +49,9 @@ from chorale.runtime.sizing.kv_pool import (
 from chorale.runtime.sizing.memory import (
     CUDA_RESERVE,
     SMALL_PARAMETERS,
-    AdapterSizes,
     KvGeometry,
     activation_bytes,
-    adapter_sizes,
+    adapter_bytes,
     embedding_bytes,
     gib,
     graph_bytes,
@@ -111,7 +110,6 @@ class Resolved:
     most_drafts: int = 0  # maximum draft tokens per row and step
     drafts: DraftMemory | None = None  # memory of the draft head; None: no head
     host_tier: HostTierSizes | None = None  # the host memory tier; None: no tier
-    adapters: AdapterSizes | None = None  # None: adapters are off
     int8: bool = False  # dense weights are rounded to 8 bits
     host_embedding: bool = False  # the input embedding stays in host memory, and kernels read it there
     is_lean: bool = False  # sizes for a GPU with little memory
@@ -218,10 +216,8 @@ def _resolve(
         decide.pick("mixed_cuda_graphs", None if config.mixed_cuda_graphs else False, False, _SHORT)
     host_embedding = _host_embedding(config, model, hardware, dtype, decide, economy, can_capture)
     fixed = weight_bytes(part, dtype, decoded=hardware.decodes_experts, int8=precision == "int8")
-    adapters = None
     if config.enable_lora:
-        adapters = adapter_sizes(config, part, "float32" if hardware.kind == "cpu" else dtype)
-        fixed += adapters.device_bytes + (adapters.host_bytes if hardware.kind == "cpu" else 0)
+        fixed += _adapters(config, part, dtype, decide, on_cpu=hardware.kind == "cpu")
     fixed += drafts.weights + drafts.activations - (embedding_bytes(part, dtype) if host_embedding else 0)
     if host_tier is not None:
         fixed += host_tier.device_bytes + (host_tier.host_bytes if hardware.kind == "cpu" else 0)
@@ -246,7 +242,6 @@ def _resolve(
         drafts=drafts if speculation is not None and speculation.has_head else None,
         notes=tuple(decide.notes),
         host_tier=host_tier,
-        adapters=adapters,
         int8=precision == "int8",
         missing=size.missing,
         host_embedding=host_embedding,
@@ -254,6 +249,18 @@ def _resolve(
         workspace=workspace,
         is_roomy=size.is_roomy,
     )
+
+
+def _adapters(config: EngineConfig, part: ModelConfig, dtype: str, decide: _Decider, *, on_cpu: bool) -> int:
+    """Returns the bytes of adapters: in the slots, and on a CPU those of attention in host memory."""
+    size = partial(adapter_bytes, part, config.max_lora_rank)
+    slots, num_host = config.max_loras, config.max_cpu_loras or config.max_loras
+    device = slots * size("float32" if on_cpu else dtype)
+    host, most = (num_host * size("float32", experts=experts) for experts in (False, True))
+    why = f"{gib(host)} of host memory, or {gib(most)} if they have all experts"
+    decide.decisions.append(Decision("max_loras", slots, f"{gib(device)} of memory"))
+    decide.decisions.append(Decision("max_cpu_loras", num_host, why))
+    return device + (host if on_cpu else 0)
 
 
 def _dtype(config: EngineConfig, model: ModelConfig, hardware: Hardware, decide: _Decider) -> str:

@@ -68,7 +68,7 @@ def build_engine(
         model_config = ModelConfig.load(folder)
         config = with_local_head(config, phases.report)
     check_model(config, model_config)
-    check_host_memory(config, available_memory())
+    check_host_memory(config, model_config, available_memory())
     ranks = None
     if config.tensor_parallel_size > 1:
         ranks = start_ranks(config, folder, on_lost)

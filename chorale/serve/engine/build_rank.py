@@ -19,7 +19,6 @@ from chorale.kernels import select_ops
 from chorale.kernels.cpu.library import library
 from chorale.kernels.ops import Ops, Precision, StepSizes
 from chorale.kernels.triton.precompile.pool import CompilePool
-from chorale.machine.hardware import available_memory
 from chorale.model.checkpoint import with_kv_scales
 from chorale.model.config import ModelConfig
 from chorale.model.draft.config import published_head
@@ -189,11 +188,6 @@ def adapter_store(
         return None
     if ops.lora is None:
         raise ConfigError(f"--enable-lora: the ops {ops.name} cannot run adapters yet; --ops reference can")
-    needed = 0 if resolved.adapters is None else resolved.adapters.host_bytes * config.tensor_parallel_size
-    if needed > available_memory():
-        raise ConfigError(
-            f"--max-cpu-loras: {gib(needed)} of host memory; {gib(available_memory())} are free"
-        )
     # CPUs multiply float32 inputs exactly, so additions are float32 too.
     device, rank = rank_device.device, rank_device.rank
     dtype = DTYPES["float32" if device.torch_device.type == "cpu" else resolved.dtype]

@@ -22,7 +22,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from chorale.engine.adapters.queue import fault_of
 from chorale.engine.types import SamplingSpec, StepResult
 from chorale.errors import ChoraleError, ConfigError, GpuError
 from chorale.machine.processes import settle_signals, tune_garbage_collector
@@ -96,8 +95,8 @@ class Serving:
     executor: LocalExecutor
     grammars: GrammarCache
     communicator: Communicator
-    adapters: AdapterStore | None
     gpu: str  # label of its GPU (``Hardware.label``)
+    adapters: AdapterStore | None
 
 
 def load_rank(start: RankStart, channel: Channel) -> Serving:
@@ -121,8 +120,7 @@ def load_rank(start: RankStart, channel: Channel) -> Serving:
     if found.precompiler is not None:
         found.precompiler.throttle()
     assert rank_device.rank is not None
-    communicator = rank_device.rank.communicator
-    return Serving(found.executor, grammars, communicator, found.adapters, hardware.label)
+    return Serving(found.executor, grammars, rank_device.rank.communicator, hardware.label, found.adapters)
 
 
 @dataclass(slots=True)
@@ -173,9 +171,11 @@ def adapt(adapters: AdapterStore, message: Adapt, channel: Channel) -> None:
     """Starts a call; the answer is sent when it has ended."""
 
     def answer(done: Future[None]) -> None:
-        error = done.exception()
+        error, fault = done.exception(), ""
+        if error is not None:
+            fault = str(error) if isinstance(error, ChoraleError) else f"it failed: {type(error).__name__}"
         with contextlib.suppress(OSError):  # the engine process is gone
-            channel.send(encode(Adapted("" if error is None else fault_of(error))))
+            channel.send(encode(Adapted(fault)))
 
     if message.call == "forget":
         adapters.forget(message.adapter.id)

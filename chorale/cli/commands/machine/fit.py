@@ -261,8 +261,6 @@ def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False, on_cp
             f"host KV   {resolved.host_tier} evicted from the pool, per rank; "
             f"{buffers} of GPU memory for copies"
         )
-    if resolved.adapters is not None:
-        print(f"adapters  {resolved.adapters}")
     longest = f"{limits.max_model_len:,} tokens"
     print(f"requests  {full:,} at once of the maximum {longest}, or {short:,} of 2,048 tokens")
     if on_cpu:
