@@ -7,6 +7,7 @@ generation of the request, and answers carry the adapter's name.
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ class AdapterRegistry:
             self._served[module.name] = ServedAdapter(
                 AdapterRef(number, module.name, module.path), module.base
             )
-        self._ids = itertools.count(len(self._served) + 1)
+        self._ids = itertools.count(secrets.randbits(48) + MOST_ADAPTERS)  # engines outlive this process
 
     def __contains__(self, name: str) -> bool:
         return name in self._served

@@ -19,6 +19,7 @@ from chorale.engine.types import GenerateRequest, HostLoad, IntArray, StepPlan, 
 from chorale.errors import ConfigError
 from chorale.kernels.ops import PageCopies
 from chorale.kernels.reference.pages import ReferencePageCopies
+from chorale.model.config import ModelConfig
 from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.offload.memory import HostPages
@@ -313,4 +314,4 @@ def test_sizes_that_cannot_work_are_refused(checkpoint: Path) -> None:
         make_engine(checkpoint, kv_offloading_size=1e-9)
     with pytest.raises(ConfigError, match=r"1e\+06: .* of host memory for KV pages; .* are available"):
         make_engine(checkpoint, kv_offloading_size=1e6)
-    check_host_memory(EngineConfig(), 0)
+    check_host_memory(EngineConfig(), ModelConfig.load(checkpoint), 0)

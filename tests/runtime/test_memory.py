@@ -24,8 +24,19 @@ from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.layouts import Layout
-from chorale.runtime.sizing.memory import GIB, NCCL_BYTES, kv_geometry, peer_bytes, rank_bytes, weight_bytes
+from chorale.model.lora.read import read_adapter
+from chorale.runtime.sizing.memory import (
+    GIB,
+    NCCL_BYTES,
+    adapter_bytes,
+    kv_geometry,
+    peer_bytes,
+    rank_bytes,
+    weight_bytes,
+)
+from chorale.runtime.sizing.offload import check_host_memory
 from chorale.runtime.sizing.resolve import Resolved, resolve
+from tests.support.device.lora import RANK, write_adapter
 
 
 def gpt_oss(layers: int, experts: int) -> ModelConfig:
@@ -77,6 +88,23 @@ def test_blocks_and_tokens_agree_with_the_cache(block_size: int) -> None:
         blocks = geometry.blocks_for(num_tokens)
         assert geometry.tokens_in(blocks) >= num_tokens
         assert geometry.tokens_in(blocks - 1) < num_tokens
+
+
+def test_adapters_take_memory_of_the_device_and_of_the_host(tmp_path: Path) -> None:
+    few, many = (adapter_bytes(OSS_20B, 16, "bfloat16", experts=each) for each in (False, True))
+    assert (few / 2**20, many / 2**20) == pytest.approx((17.3, 354.8), abs=0.1)
+    asked = {"enable_lora": True, "max_loras": 8, "max_cpu_loras": 200}
+    plain, found = decide(OSS_20B, H200), decide(OSS_20B, H200, **asked)
+    pages = plain.limits.num_blocks - found.limits.num_blocks
+    assert pages * plain.geometry.bytes_per_block == pytest.approx(8 * many, rel=0.01)
+    assert {"max_loras", "max_cpu_loras"} <= {each.name for each in found.decisions}
+    check_host_memory(EngineConfig(**asked), OSS_20B, 200 * 2 * few)  # files may be float32
+    with pytest.raises(ConfigError, match="--max-cpu-loras 200"):
+        check_host_memory(EngineConfig(**asked), OSS_20B, 200 * 2 * few - 1)
+    for form, experts in (("attention", False), ("parameters", True)):
+        write_adapter(tmp_path / form, TINY, form)
+        own = read_adapter(tmp_path / form, TINY).num_bytes
+        assert own <= adapter_bytes(TINY, RANK, "float32", experts=experts) < 2 * own
 
 
 def test_defaults_by_device() -> None:

@@ -67,12 +67,15 @@ async def test_loading_and_unloading(tmp_path: Path) -> None:
     async with served(playing("Hello"), **options) as server:
         status, text = await load(server, folder)
         assert (status, text) == (200, "Success: LoRA adapter 'a' added successfully.")
-        first = AdapterRef(1, "a", str(folder))
-        assert server.client.commands == [Command(action="load_adapter", adapter=first)]
+        (command,) = server.client.commands
+        first = AdapterRef(command.adapter.id, "a", str(folder))
+        assert command == Command(action="load_adapter", adapter=first)
+        other = AdapterRegistry().new("b", "/b")
+        assert abs(other.id - first.id) > 1, "another process for the same engines uses other ids"
         status, error = await load(server, folder)
         assert (status, error["param"]) == (400, "lora_name")
         assert (await load(server, folder, load_inplace=True))[0] == 200
-        second = AdapterRef(2, "a", str(folder))
+        second = AdapterRef(first.id + 1, "a", str(folder))
         assert server.client.commands[1:] == [
             Command(action="load_adapter", adapter=second),
             Command(action="unload_adapter", adapter=first),

@@ -73,7 +73,6 @@ ACCEPTED = [
 REFUSED = [
     ("--lora-target-modules q_proj", "every module"),
     ("--lora-modules a=/x", "--enable-lora"),
-    ("--enable-lora -tp 2", "one rank"),
     ("--enable-lora --lora-modules a", "NAME=PATH"),
     ("--enable-lora --max-loras 4 --max-cpu-loras 2", "--max-cpu-loras"),
     ("--tensor-parallel-size 3", "must be one of 1, 2, 4, 8"),
