@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,9 +11,9 @@ import pytest
 
 from chorale.engine.commands import Command
 from chorale.engine.core import EngineCore
-from chorale.engine.types import AdapterRef, GenerateRequest
+from chorale.engine.types import AdapterRef
 from chorale.errors import AdapterError
-from chorale.kernels.cpu.library import library
+from chorale.kernels.adapters import tensors_of
 from tests.runtime.test_adapters import FORMS, adapter_request, only
 from tests.runtime.test_adapters import folder as folder
 from tests.support.runtime import make_engine, run, tokens_of
@@ -28,30 +28,17 @@ def ranks(folder: Path) -> Iterator[EngineCore]:
     core.shutdown()
 
 
-def work_of(folder: Path, length: int = 40) -> list[GenerateRequest]:
+def test_two_ranks_give_the_tokens_of_one(ranks: EngineCore, folder: Path) -> None:
     """More adapters than slots, and the base model."""
-    return [
-        adapter_request(f"{form}-{n}", folder, form, length, n, temperature=float(n), seed=7, logprobs=2)
+    alone = make_engine(folder / "model", ops="reference", **OPTIONS)
+    work = [
+        adapter_request(f"{form}-{n}", folder, form, prompt=n, temperature=float(n), seed=7)
         for n in range(2)
         for form in ("", *FORMS)
     ]
-
-
-def test_two_ranks_give_the_tokens_of_one(ranks: EngineCore, folder: Path) -> None:
-    alone = make_engine(folder / "model", ops="reference", **OPTIONS)
-    expected = tokens_of(run(alone, work_of(folder)))
+    expected = tokens_of(run(alone, work))
     assert len({str(expected[f"{form}-0"]) for form in ("", *FORMS)}) == 5
-    assert tokens_of(run(ranks, work_of(folder))) == expected
-
-
-@pytest.mark.skipif(library().functions is None, reason="the CPU library was not built")
-def test_batch_invariant_ranks_give_the_bits_of_one(folder: Path) -> None:
-    found = []
-    for size in (1, 2):
-        core = make_engine(folder / "model", tensor_parallel_size=size, batch_invariant=True, **OPTIONS)
-        found.append(run(core, work_of(folder, length=9)))
-        core.shutdown()
-    assert found[0] == found[1]
+    assert tokens_of(run(ranks, work)) == expected
 
 
 def test_a_fault_of_an_adapter_reaches_its_request_alone(ranks: EngineCore, folder: Path) -> None:
@@ -62,12 +49,9 @@ def test_a_fault_of_an_adapter_reaches_its_request_alone(ranks: EngineCore, fold
     ranks.control(Command(action="load_adapter", adapter=gone)).result(60)
     ranks.control(Command(action="unload_adapter", adapter=gone)).result(60)
     shutil.rmtree(folder / "gone")
-    base, good, bad = (adapter_request(form or "base", folder, form) for form in ("", "tinker", "attention"))
-    bad = msgspec.structs.replace(bad, request_id="bad", adapter=gone)
-    found = run(ranks, [bad, good, base])
-    assert {name: answers[0].finish_reason for name, answers in found.items()} == {
-        "bad": "error", "tinker": "length", "base": "length",
-    }  # fmt: skip
+    good = adapter_request("good", folder, "tinker")
+    found = run(ranks, [msgspec.structs.replace(good, request_id="bad", adapter=gone), good])
+    assert (found["bad"][0].finish_reason, found["good"][0].finish_reason) == ("error", "length")
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -75,28 +59,23 @@ def test_adapters_come_back_after_a_sleep(size: int, ranks: EngineCore, folder: 
     """Of a request in the middle, too, and if their files are gone."""
     core = ranks if size == 2 else make_engine(folder / "model", enable_sleep_mode=True, **OPTIONS)
     shutil.copytree(folder / "tinker", tmp_path / "own")
-    asked = adapter_request("a", folder, "tinker", max_tokens=12)
-    ref = AdapterRef(70 + size, "own", str(tmp_path / "own"))
-    asked = msgspec.structs.replace(asked, adapter=ref)
+    own = AdapterRef(70 + size, "own", str(tmp_path / "own"))
+    asked = msgspec.structs.replace(adapter_request("a", folder, "tinker", max_tokens=12), adapter=own)
     expected = only(run(core, [asked])).token_ids
     shutil.rmtree(tmp_path / "own")
     for level in (1, 2):
-        core.add_request(asked)
         tokens: list[int] = []
-        while len(tokens) < 5:
-            tokens += [token for chunk in core.step() for token in chunk.token_ids]
-        slept = core.control(Command(action="sleep", level=level, mode="keep"))
-        while not slept.done():
-            tokens += [token for chunk in core.step() for token in chunk.token_ids]
+
+        def step_until(is_done: Callable[[], bool], tokens: list[int] = tokens) -> None:
+            while not is_done():
+                tokens.extend(token for chunk in core.step() for token in chunk.token_ids)
+
+        core.add_request(asked)
+        step_until(lambda tokens=tokens: len(tokens) > 4)  # type: ignore[misc]
+        step_until(core.control(Command(action="sleep", level=level, mode="keep")).done)
         if size == 1:
-            assert all(tensor.untyped_storage().nbytes() == 0 for tensor in _tensors(core))
+            found = tensors_of(tuple(core._adapters._service.on_device()))  # type: ignore[union-attr]
+            assert sum(tensor.untyped_storage().nbytes() for tensor in found) == 0
         core.control(Command(action="wake_up")).result(0)
-        while core.has_work:
-            tokens += [token for chunk in core.step() for token in chunk.token_ids]
+        step_until(lambda: not core.has_work)
         assert tokens == expected
-
-
-def _tensors(core: EngineCore) -> list[object]:
-    from chorale.kernels.adapters import tensors_of
-
-    return list(tensors_of(tuple(core._adapters._service.on_device())))  # type: ignore[union-attr]

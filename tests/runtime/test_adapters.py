@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import msgspec
@@ -117,6 +118,26 @@ def test_an_adapter_that_disappears_ends_its_requests_only(core: EngineCore, fol
     assert "adapter_config.json" in (found["bad"][0].error or "")
     assert found["good"][0].finish_reason == "length"
     assert core.stats().running_adapters == ()
+
+
+def test_a_slow_load_delays_no_step(core: EngineCore, folder: Path) -> None:
+    """Another row gets a token in every step while the reading thread is busy."""
+    busy = threading.Event()
+    core._adapters._service._thread.submit(busy.wait)  # type: ignore[union-attr]
+    own = adapter_request("slow", folder, "attention")
+    slow = AdapterRef(52, "slow", str(folder / "attention"))
+    loading = core.control(Command(action="load_adapter", adapter=slow))
+    core.add_request(msgspec.structs.replace(own, adapter=slow))
+    core.add_request(adapter_request("base", folder, "", length=3, max_tokens=50))
+    tokens = [[len(chunk.token_ids) for chunk in core.step()] for _ in range(50)]
+    assert tokens == [[1]] * 50
+    assert not loading.done()
+    busy.set()
+    loading.result(60)
+    ended = []
+    while core.has_work:
+        ended += [chunk.request_id for chunk in core.step() if chunk.finish_reason == "length"]
+    assert ended == ["slow"]
 
 
 def test_engines_without_adapters_refuse_them(folder: Path) -> None:

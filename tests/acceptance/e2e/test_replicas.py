@@ -23,9 +23,13 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.serving import adapters as churn
+from chorale.model.config import ModelConfig
+from chorale.model.demo import ensure_demo
+from tests.support.device.lora import write_adapter
 from tests.support.ports import free_port
 from tests.support.serve.kv_subscriber import Subscriber
-from tests.support.served import Served, serving
+from tests.support.served import Served, at_once, serving
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
 LONG = "Consider the following text. " + "The quick brown fox jumps over the lazy dog. " * 20
@@ -279,3 +283,36 @@ def pid_of(server: Served, rank: int) -> int:
     lines = re.findall(rf"engine-{rank}\[(\d+)\]", server.log.read_text())
     pids = server.engine_pids()
     return next(pid for pid in map(int, reversed(lines)) if pid in pids) if lines else pids[rank]
+
+
+@pytest.mark.slow
+def test_adapters_reach_all_engines_and_outlive_a_kill_during_sleep(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "a", ModelConfig.load(ensure_demo()), "attention", 3)
+    flags = ["--enable-lora", "--allow-runtime-lora-updating", "--lora-dirs", str(tmp_path)]
+    flags += ["--enable-sleep-mode", "--api-server-count", "1"]
+    body = {"model": "a", "prompt": "The sum of 2 and 3 is", "max_tokens": 12, "temperature": 0}
+    with serving("demo", tmp_path, "-dp", "2", *flags) as server:
+        load = {"lora_name": "a", "lora_path": str(tmp_path / "a")}
+        churn.Load(server.url, tmp_path).post("/v1/load_lora_adapter", **load).close()
+
+        def answers() -> set[str]:
+            found = at_once(*[lambda: post(server, "/v1/completions", body)] * 6)
+            return {each["choices"][0]["text"] for each in found}
+
+        (expected,) = answers()
+        assert {post(server, "/v1/completions", body | {"model": "demo"})["choices"][0]["text"]} != {expected}
+        assert min(by_engine(server, "vllm:generation_tokens_total").values()) > 0
+        for level in (1, 2):
+            post(server, f"/sleep?level={level}", {})
+            before = set(server.engine_pids())
+            os.kill(min(before), signal.SIGKILL)
+            server.wait_until("a successor", lambda before=before: set(server.engine_pids()) - before)
+            both_ready(server)
+            post(server, "/wake_up", {})
+            assert answers() == {expected}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["-tp", "2"]], ids=["one rank", "two ranks"])
+def test_adapters_come_and_go_under_load(options: list[str]) -> None:
+    assert churn.main(["--minutes", "0.3", "--adapters", "12", "--clients", "3", "--", *options]) == 0

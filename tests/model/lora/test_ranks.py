@@ -29,7 +29,6 @@ torch.set_num_threads(1)
 CONFIG = make_config(**{**SIZES, "experts": 8})
 TOKENS = prompt(12, 1)
 BOUND = 2e-5  # float32 rounding of sums in another order
-Runs = list[tuple[torch.Tensor, ...]]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ def test_ranks_compute_what_one_computes(folder: Path, tmp_path: Path, form: str
         assert largest_difference(found, expected) < BOUND, size
 
 
-def invariant(folder: Path, size: int, adapters: list[Adapter]) -> Runs:
+def invariant(folder: Path, size: int, adapters: list[Adapter]) -> list[tuple[torch.Tensor, ...]]:
     """Each rank's logits of a prompt with the first adapter: alone, in chunks, and beside other rows."""
     fixed = fixed_sums(EngineConfig(batch_invariant=True, tensor_parallel_size=size), CONFIG)
 
@@ -71,11 +70,9 @@ def invariant(folder: Path, size: int, adapters: list[Adapter]) -> Runs:
         weights = load_weights(folder, CONFIG, ops, device="cpu", dtype=torch.float32, share=share)
         model = GptOss(CONFIG if share is None else CONFIG.part(share), weights, ops, 512)
         parts = adapters if share is None else [part_of_rank(each, CONFIG, share) for each in adapters]
-        rows = [Sequence(prompt(n, n), adapter=each) for n, each in ((3, None), (4, parts[1]), (3, parts[0]))]
-        own, plain = Sequence(TOKENS, adapter=parts[0]), Sequence(TOKENS)
-        *_, beside, base = PagedRunner(model, seed=8).step(
-            [(each, len(each.tokens)) for each in (*rows, own, plain)]
-        )
+        rows = [Sequence(prompt(n, n), adapter=each) for n, each in ((3, None), (4, parts[1]))]
+        rows += [Sequence(TOKENS, adapter=parts[0]), Sequence(TOKENS)]
+        *_, beside, base = PagedRunner(model, seed=8).step([(each, len(each.tokens)) for each in rows])
         alone, chunks = (PagedRunner(model).run(TOKENS, chunk=n, adapter=parts[0]) for n in (12, 5))
         return alone, chunks, beside, base
 
