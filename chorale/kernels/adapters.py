@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     import torch
 
+# What adapters change: nothing; only attention; experts too; anything.
+NONE, ATTENTION, EXPERTS, WHOLE = range(4)
 _Part = TypeVar("_Part")
 
 
@@ -65,6 +67,12 @@ class Adapter:
         return _mapped(self, change)
 
     @property
+    def reach(self) -> int:
+        if self.head is not None or any(layer.router is not None for layer in self.layers):
+            return WHOLE
+        return EXPERTS if any(layer.has_experts for layer in self.layers) else ATTENTION
+
+    @property
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in tensors_of(self))
 
@@ -104,10 +112,52 @@ class AdapterBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotSizes:
+    """The sizes of adapters' slots in device memory."""
+
+    num_slots: int
+    max_rank: int
+    dtype: torch.dtype
+    num_layers: int
+    hidden: int  # H
+    query: int  # Nq * D
+    key: int  # Nkv * D
+    experts: int  # E
+    inter: int  # I
+    vocab: int  # V
+
+
+def padded_rank(rank: int) -> int:
+    """Return the rank for which a slot has memory: a power of two that tensor cores multiply."""
+    return max(16, 1 << (rank - 1).bit_length())
+
+
+class AdapterSlots(Protocol):
+    """Adapters in device memory at fixed addresses. Kernels find an adapter by its slot's number, which a
+    device tensor holds, so a graph can run any adapters."""
+
+    def check(self, adapter: Adapter) -> None:
+        """Raises ``AdapterError`` if slots have no memory for a part of the adapter."""
+        ...
+
+    def write(self, slot: int, adapter: Adapter) -> None:
+        """Replace the adapter of a slot that no step uses, on the current stream."""
+        ...
+
+    def batch(self, slots: torch.Tensor, reach: int) -> Any:
+        """Return the adapters of a step, for ``LoraOps``. slots [T] int32: of each token, -1: the base model.
+
+        ``reach``: the largest of the adapters. Runs on the device only.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class LoraOps:
     """Ops of steps with adapters: those of the same name in ``Ops``, with the step's adapters added.
 
-    Tokens without an adapter get the results of the plain ops, bit for bit.
+    ``adapters`` is an ``AdapterBatch``, or with ``make_slots`` the result of ``AdapterSlots.batch``. Tokens
+    without an adapter get the results of the plain ops, bit for bit.
     """
 
     # (..., adapters, layer)
@@ -118,3 +168,5 @@ class LoraOps:
     moe: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
     # (..., adapters)
     lm_head: Callable[..., torch.Tensor]
+    # Allocates slots in a device's memory. None: the ops read each adapter's own tensors.
+    make_slots: Callable[[SlotSizes, torch.device], AdapterSlots] | None = None

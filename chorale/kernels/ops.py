@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from chorale.kernels.adapters import AdapterBatch, LoraOps
+    from chorale.kernels.adapters import LoraOps
     from chorale.kernels.draft_steps import Accepted, DraftPasses, DraftRowState, VerifyBatch, VerifyInputs
 
 
@@ -81,7 +81,7 @@ class ForwardBatch:
     token_ids: torch.Tensor  # [T] int64
     logits_index: torch.Tensor  # [L] int64: which of the T tokens need logits
     attention: AttentionMeta
-    adapters: AdapterBatch | None = None  # None: no token has an adapter
+    adapters: Any = None  # those of the tokens, for ``LoraOps``; None: no token has an adapter
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from chorale.kernels.triton.moe.combine import add_parts, some_pairs
 from chorale.kernels.triton.moe.gemv_kernel import _down_kernel, _gate_up_kernel
 from chorale.kernels.triton.moe.gemv_ptx import Loop, loop_text
 from chorale.kernels.triton.moe.packing import COLUMNS, Experts, Matrices
-from chorale.kernels.triton.moe.sort import sort_pairs
+from chorale.kernels.triton.moe.sort import Addends, Ends, sort_pairs
 
 
 def can_use_gemv(normed: torch.Tensor, num_pairs: int, experts: Experts) -> bool:
@@ -69,16 +69,22 @@ def divide_work(expert_ids: torch.Tensor, experts: Experts) -> Work:
 
 
 def gate_up(
-    normed: torch.Tensor, experts: Experts, work: Work, tile: tuning.GemvConfig, inner: torch.Tensor
+    normed: torch.Tensor,
+    experts: Experts,
+    work: Work,
+    tile: tuning.GemvConfig,
+    inner: torch.Tensor,
+    addends: torch.Tensor | None = None,
 ) -> None:
-    """Write inner [T * K, I], the SwiGLU of each pair; normed [T, H] in the experts' dtype."""
+    """Write inner [T * K, I], the SwiGLU of each pair; normed [T, H] in the experts' dtype. ``addends``
+    [T * K, 2 I]: added before SwiGLU, gates and ups alternating."""
     packed, tokens, inter = experts.gate_up, normed.shape[0], experts.intermediate
     group = _divisor(packed.chunks, tile.group)
     fitted, grid, groups = _fitted(tile, packed, Split(1, group, packed.chunks // group, 0, 0))
     constants, further = constants_of(fitted, wait=False), _further_tiles(work, tile)
     _gate_up_kernel[(grid[0], further + work.programs)](
-        normed, packed.blocks, packed.scales, experts.gate_up_bias, work.expert_ids, work.order, work.offsets,
-        inner, tokens, work.first_expert, further, inter, experts.num_experts, packed.row_tiles,
+        normed, packed.blocks, packed.scales, experts.gate_up_bias, addends, work.expert_ids, work.order,
+        work.offsets, inner, tokens, work.first_expert, further, inter, experts.num_experts, packed.row_tiles,
         packed.chunks, groups, experts.swiglu_limit, experts.swiglu_alpha,
         **work.constants, **constants, **dependent(normed),
     )  # fmt: skip
@@ -116,13 +122,19 @@ def gemv_moe(
     experts: Experts,
     x: torch.Tensor,
     norm: Norm | None,
+    added: Addends | None = None,
 ) -> torch.Tensor | None:
     """``moe`` if ``can_use_gemv``: adds to x and returns the normed x if a ``norm`` is given."""
-    return add_parts(gemv_parts(normed, expert_ids, gates, experts), x, norm, some_pairs(expert_ids, experts))
+    parts = gemv_parts(normed, expert_ids, gates, experts, added)
+    return add_parts(parts, x, norm, some_pairs(expert_ids, experts))
 
 
 def gemv_parts(
-    normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Experts
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: Experts,
+    added: Addends | None = None,
 ) -> torch.Tensor:
     """Returns the addends of ``gemv_moe``: [T, parts, H] float32. Those of pairs whose experts are on other
     ranks are not written."""
@@ -130,8 +142,14 @@ def gemv_parts(
     work = divide_work(expert_ids, experts)
     inner = torch.empty(expert_ids.numel(), experts.intermediate, dtype=experts.dtype, device=normed.device)
     sizes = tokens, work.mean, experts.down.chunks
-    gate_up(normed.to(experts.dtype), experts, work, tuning.gemv_gate_up(*sizes), inner)
-    return down(inner, gates, experts, work, tuning.gemv_down(*sizes), hidden)
+    normed = normed.to(experts.dtype)
+    addends = None if added is None else added.gate_up(normed, None, len(inner))
+    gate_up(normed, experts, work, tuning.gemv_gate_up(*sizes), inner, addends)
+    parts = down(inner, gates, experts, work, tuning.gemv_down(*sizes), hidden)
+    if added is not None:
+        ends = Ends(gates=gates, per_row=parts.shape[1] // expert_ids.shape[1])
+        added.down(inner, parts.view(-1, hidden), ends)
+    return parts
 
 
 def _further_tiles(work: Work, tile: tuning.GemvConfig) -> int:

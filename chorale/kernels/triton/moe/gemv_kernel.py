@@ -138,6 +138,7 @@ def _gate_up_kernel(
     blocks_ptr,
     scales_ptr,
     bias_ptr,  # [2, E, I]
+    added_ptr,  # None; or [T * K, 2 I]: addends of gates and ups, which alternate
     ids_ptr,  # [T * K] int64
     order_ptr,  # [T * K] int32, offsets [E + 1] int32 (if SORTED)
     offsets_ptr,
@@ -194,9 +195,14 @@ def _gate_up_kernel(
                     pair = pairs[h * COLUMNS + n]
                     gate = results[4 * (r * COLUMNS + n) + h] + biases[2 * r].to(tl.float32)
                     up = results[4 * (r * COLUMNS + n) + h + 2] + biases[2 * r + 1].to(tl.float32)
+                    there = (columns < I) & (pair >= 0)
+                    if added_ptr is not None:
+                        added = added_ptr + pair.to(tl.int64) * (2 * I) + 2 * columns
+                        gate += tl.load(added, mask=there, other=0.0).to(tl.float32)
+                        up += tl.load(added + 1, mask=there, other=0.0).to(tl.float32)
                     inner = swiglu(gate, up, limit, alpha)
                     places = out_ptr + pair.to(tl.int64) * I + columns
-                    tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=(columns < I) & (pair >= 0))
+                    tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "groups", "further", "rest", "first_expert"])

@@ -24,6 +24,7 @@ from chorale.kernels.triton.launch import dependent, is_hopper, wait_for_previou
 from chorale.kernels.triton.moe.combine import combine
 from chorale.kernels.triton.moe.dequant import column_of
 from chorale.kernels.triton.moe.packing import COLUMNS, Experts
+from chorale.kernels.triton.moe.sort import Addends, Ends
 from chorale.kernels.triton.moe.tiles import Permutation, permute_pairs
 
 
@@ -168,16 +169,22 @@ def grouped_moe(
     experts: Experts,
     x: torch.Tensor,
     norm: Norm | None = None,
+    added: Addends | None = None,
 ) -> torch.Tensor | None:
     """``moe.moe`` if ``can_use_grouped``: x [T, H] float32 += sum of gate * expert(normed); returns the
     normed x if a ``norm`` is given.
     """
-    parts = grouped_parts(normed, expert_ids, gates, experts, x.shape[1])
+    parts = grouped_parts(normed, expert_ids, gates, experts, x.shape[1], added)
     return combine(*parts, x, norm, some=experts.owned is not None)
 
 
 def grouped_parts(
-    normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Experts, hidden: int
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: Experts,
+    hidden: int,
+    added: Addends | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns the inputs of ``combine``: down's results [rows, hidden] by expert, each pair's row, gates.
 
@@ -193,5 +200,10 @@ def grouped_parts(
         inputs, scale = gather8(normed, permuted, experts, tile)
         inner = gate_up(inputs, scale, permuted.tiles, experts, tile)
     else:
-        inner = gate_up(gather(normed, permuted, experts, tile), None, permuted.tiles, experts, tile)
-    return down(inner, permuted.tiles, experts, hidden, tile), permuted.place, gates
+        addends = None if added is None else added.gate_up(normed, permuted.place, permuted.rows)
+        inputs = gather(normed, permuted, experts, tile)
+        inner = gate_up(inputs, None, permuted.tiles, experts, tile, addends)
+    parts = down(inner, permuted.tiles, experts, hidden, tile)
+    if added is not None:
+        added.down(inner, parts, Ends(x_place=permuted.place, place=permuted.place, fragment=True))
+    return parts, permuted.place, gates

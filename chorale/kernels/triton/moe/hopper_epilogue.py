@@ -22,8 +22,10 @@ class Output(NamedTuple):
     alpha: Any
     experts: Any  # number of experts
     inner_scale: Any  # the factor on gate_up's results (if FP8)
+    added_ptr: Any  # [pairs, 2 rows]: addends of gates and ups, which alternate (if ADDED)
     GATE_UP: gl.constexpr
     FP8: gl.constexpr
+    ADDED: gl.constexpr
 
 
 @gluon.jit
@@ -147,6 +149,18 @@ def finish(
 
 
 @gluon.jit
+def _addends(out, first, last, block, mma: gl.constexpr, WARPS: gl.constexpr, TOKENS: gl.constexpr):
+    """Load the addends of gate_up's rows, [16 WARPS, TOKENS] float32."""
+    lanes = gl.arange(0, 16 * WARPS, gl.SliceLayout(1, mma))
+    column = (block * WARPS + (lanes >> 4)) * 8 + (lanes & 7)
+    pairs = first + gl.arange(0, TOKENS, gl.SliceLayout(0, mma))
+    places = gl.expand_dims(2 * column + (lanes >> 3 & 1), 1)
+    rows = gl.expand_dims(pairs.to(gl.int64) * (2 * out.rows), 0)
+    mask = gl.expand_dims(column < out.rows, 1) & gl.expand_dims(pairs < last, 0)
+    return gl.load(out.added_ptr + (rows + places), mask=mask, other=0.0).to(gl.float32)
+
+
+@gluon.jit
 def _finish_piece(acc, bias, factor, out, first, last, block):
     WARPS: gl.constexpr = acc.shape[0] // 16
     TOKENS: gl.constexpr = acc.shape[1]
@@ -162,6 +176,8 @@ def _finish_piece(acc, bias, factor, out, first, last, block):
         else:
             acc *= 1.0 / out.inner_scale
     acc += gl.expand_dims(bias, 1)
+    if out.ADDED:
+        acc += _addends(out, first, last, block, mma, WARPS, TOKENS)
     if out.GATE_UP:
         inner = _swiglu(acc, out.limit, out.alpha, TOKENS)
         if out.FP8:

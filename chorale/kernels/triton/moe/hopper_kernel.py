@@ -234,6 +234,7 @@ def _product_kernel(
     alpha,
     experts,
     inner_scale,  # the factor on gate_up's results (if FP8)
+    added_ptr,  # [pairs, 2 rows]: addends of gates and ups, which alternate (if ADDED)
     zero,  # 0, unknown to the compiler
     WIDE: gl.constexpr,
     MID: gl.constexpr,
@@ -246,6 +247,7 @@ def _product_kernel(
     UNITS: gl.constexpr,
     OVERLAP: gl.constexpr,
     PDL: gl.constexpr,
+    ADDED: gl.constexpr = False,
 ):
     boxes: gl.constexpr = 128 // wide_desc.block_shape[1]
     x_smem = gl.allocate_shared_memory(
@@ -277,7 +279,7 @@ def _product_kernel(
                     tiles_ptr,
                     Output(
                         bias_ptr, largest_ptr, x_scale_ptr, out_ptr, rows, width, limit, alpha, experts,
-                        inner_scale, GATE_UP, FP8,
+                        inner_scale, added_ptr, GATE_UP, FP8, ADDED,
                     ),
                     pipe, row_blocks, chunks, zero, WIDE, MID, NARROW, TAIL, REST, OVERLAP, PDL,
                 ),
@@ -312,6 +314,7 @@ def _launch(
     experts: Experts,
     tile: GroupedTile,
     is_gate_up: bool,
+    addends: torch.Tensor | None = None,
 ) -> None:
     width, fp8 = 128 // x.element_size(), x.element_size() == 1
     inputs = gl.NVMMASharedLayout(128, 8 * x.element_size())
@@ -332,10 +335,12 @@ def _launch(
         tiles, bias, largest, x_scale, out,
         tile.row_blocks(out.shape[1], is_gate_up=is_gate_up), matrices.row_tiles, matrices.chunks, rows,
         out.shape[1],
-        experts.swiglu_limit, experts.swiglu_alpha, experts.num_experts, inner_scale(experts), 0,
+        experts.swiglu_limit, experts.swiglu_alpha, experts.num_experts, inner_scale(experts),
+        out if addends is None else addends, 0,
         WIDE=tile.wide, MID=tile.middle, NARROW=tile.narrow, TAIL=tile.tail, STAGES=tile.num_stages,
         GATE_UP=is_gate_up, FP8=fp8, REST=rest_of_steps(matrices.chunks, fp8),
-        UNITS=tile.units, OVERLAP=tile.overlap, num_warps=tile.warps, **limits, **dependent(x),
+        UNITS=tile.units, OVERLAP=tile.overlap, num_warps=tile.warps, ADDED=addends is not None, **limits,
+        **dependent(x),
     )  # fmt: skip
 
 
@@ -348,17 +353,23 @@ def inner_scale(experts: Experts) -> float:
 
 
 def gate_up(
-    x: torch.Tensor, x_scale: torch.Tensor | None, tiles: torch.Tensor, experts: Experts, tile: GroupedTile
+    x: torch.Tensor,
+    x_scale: torch.Tensor | None,
+    tiles: torch.Tensor,
+    experts: Experts,
+    tile: GroupedTile,
+    addends: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x [pairs, 64 chunks] of ``grouped.gather``, and the divisors [pairs] of e4m3 inputs -> SwiGLU [pairs,
-    64 chunks of down] in x's dtype (e4m3: times ``inner_scale``).
+    64 chunks of down] in x's dtype (e4m3: times ``inner_scale``). ``addends`` [pairs, 2 I]: added before
+    SwiGLU, gates and ups alternating.
     """
     out = torch.empty(x.shape[0], experts.down.chunks * COLUMNS, dtype=x.dtype, device=x.device)
     largest = out if experts.gate_up_largest is None else experts.gate_up_largest
     scale = out if x_scale is None else x_scale
     _launch(
         x, experts.gate_up, tiles, experts.gate_up_bias, largest, scale, out, experts.intermediate, experts,
-        tile, True,
+        tile, True, addends,
     )  # fmt: skip
     return out
 

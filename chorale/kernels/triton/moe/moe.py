@@ -24,7 +24,7 @@ from chorale.kernels.triton.moe.dequant import column_of, load_tile, place_of
 from chorale.kernels.triton.moe.gemv import can_use_gemv, gemv_moe
 from chorale.kernels.triton.moe.grouped import can_use_grouped, grouped_moe
 from chorale.kernels.triton.moe.packing import COLUMNS, Experts
-from chorale.kernels.triton.moe.sort import find_tile, numbered, sort_pairs
+from chorale.kernels.triton.moe.sort import Addends, Ends, find_tile, numbered, sort_pairs
 
 
 @triton.jit
@@ -103,6 +103,7 @@ def _gate_up_kernel(
     blocks_ptr,
     scales_ptr,
     bias_ptr,  # [2, E, I]
+    added_ptr,  # None; or [T * K, 2 I]: addends of gates and ups, which alternate
     ids_ptr,  # [T * K] int64
     order_ptr,
     offsets_ptr,
@@ -139,6 +140,11 @@ def _gate_up_kernel(
         biases = bias_ptr + expert * I + columns
         gate += tl.load(biases, mask=columns < I, other=0.0).to(tl.float32)[:, None]
         up += tl.load(biases + E * I, mask=columns < I, other=0.0).to(tl.float32)[:, None]
+        if added_ptr is not None:
+            added = added_ptr + pairs.to(tl.int64)[None, :] * (2 * I) + 2 * columns[:, None]
+            mask = inside[None, :] & (columns < I)[:, None]
+            gate += tl.load(added, mask=mask, other=0.0).to(tl.float32)
+            up += tl.load(added + 1, mask=mask, other=0.0).to(tl.float32)
         inner = tl.where((columns < I)[:, None], swiglu(gate, up, limit, alpha), 0.0)
         places = out_ptr + pairs.to(tl.int64)[None, :] * width + place_of(columns)[:, None]
         mask = inside[None, :] & (columns < width)[:, None]
@@ -195,12 +201,13 @@ def moe(
     eps: float,
     *,
     invariant: bool = False,
+    added: Addends | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x [T, H] float32 += sum over the K chosen experts of gate * expert(normed); returns x and the normed x.
 
     The norm is ``next_qkv``'s, [T, H] in the dtype of its weights. It is None without ``next_qkv``, and up to
     ``tuning.SKINNY_TOKENS`` tokens, where the QKV kernels apply it. ``invariant``: the form does not depend
-    on the number of pairs, and there is always a norm.
+    on the number of pairs, and there is always a norm. ``added``: what adapters add to the products.
     """
     tokens, hidden = x.shape
     if tokens == 0:
@@ -210,9 +217,9 @@ def moe(
         norm = Norm(next_qkv.norm, eps, next_qkv.linear.weight.dtype)
     form = form_of(normed, expert_ids.numel(), experts, hidden, invariant=invariant)
     if form == "tiles":
-        return x, _moe_of_tiles(normed, expert_ids, gates, experts, x, norm, invariant)
+        return x, _moe_of_tiles(normed, expert_ids, gates, experts, x, norm, invariant, added)
     return x, {"grouped": grouped_moe, "streamed": gemv_moe}[form](
-        normed, expert_ids, gates, experts, x, norm
+        normed, expert_ids, gates, experts, x, norm, added
     )
 
 
@@ -236,6 +243,7 @@ def _moe_of_tiles(
     x: torch.Tensor,
     norm: Norm | None,
     invariant: bool,
+    added: Addends | None,
 ) -> torch.Tensor | None:
     """The form in which a program takes at most 64 pairs of one expert; for any device and dtype."""
     hidden = x.shape[1]
@@ -261,7 +269,8 @@ def _moe_of_tiles(
     }  # fmt: skip
     packed = experts.gate_up
     _gate_up_kernel[(triton.cdiv(packed.row_tiles * 16, tile.rows), tiles)](
-        shuffled, packed.blocks, packed.scales, experts.gate_up_bias, expert_ids, order, offsets, inner,
+        shuffled, packed.blocks, packed.scales, experts.gate_up_bias,
+        None if added is None else added.gate_up(normed, None, num_pairs), expert_ids, order, offsets, inner,
         experts.first, experts.intermediate, width, packed.row_tiles, packed.chunks,
         experts.swiglu_limit, experts.swiglu_alpha, K=top_k, **common,
     )  # fmt: skip
@@ -270,6 +279,8 @@ def _moe_of_tiles(
         inner, packed.blocks, packed.scales, experts.down_bias, gates, expert_ids, order, offsets, parts,
         experts.first, hidden, packed.row_tiles, packed.chunks, **common,
     )  # fmt: skip
+    if added is not None:
+        added.down(inner, parts, Ends(gates=gates, fragment=True))
     return add_parts(parts.view(tokens, top_k, hidden), x, norm, some_pairs(expert_ids, experts))
 
 

@@ -5,12 +5,44 @@ A rank with whole experts passes the id of its ``first`` expert: pairs of other 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol
+
 import torch
 import triton
 import triton.language as tl
 
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where the rows' inputs and outputs are. None: a row's own number."""
+
+    per_x: int = 1  # rows that share a row of x
+    x_place: torch.Tensor | None = None  # [rows] int32: each row's row of x
+    fragment: bool = False  # x's columns are in fragment order
+    place: torch.Tensor | None = None  # [rows] int32: each row's row of the output
+    per_row: int = 1  # rows of the output for each row, of which the first is written
+    gates: torch.Tensor | None = None  # [rows] float32: factors of the outputs
+    add: bool = True  # to the output; otherwise it is written
+
+
+OWN = Ends()
+
+
+class Addends(Protocol):
+    """What LoRA adapters add to the products of a layer's experts."""
+
+    def gate_up(self, normed: torch.Tensor, place: torch.Tensor | None, num_rows: int) -> torch.Tensor:
+        """normed [T, H] -> addends of gate_up, [num_rows, 2 I] in the adapters' dtype. A pair's row is
+        ``place[pair]``, or its number; the rows of no pair are undefined."""
+        ...
+
+    def down(self, inner: torch.Tensor, parts: torch.Tensor, ends: Ends) -> None:
+        """Add to ``parts`` [*, H], down's results. inner [*, width]: SwiGLU."""
+        ...
 
 
 @triton.jit
