@@ -19,6 +19,7 @@ from chorale.kernels.triton.dense.host_rows import HostRows, pack_host_rows
 from chorale.kernels.triton.dense.linear import Linear, pack_head, pack_linear, project_head
 from chorale.kernels.triton.dense.norm import rms_norm
 from chorale.kernels.triton.dense.qkv import qkv_rope_cache
+from chorale.kernels.triton.lora.ops import lora_ops
 from chorale.kernels.triton.moe.moe import moe
 from chorale.kernels.triton.moe.packing import pack_experts
 from chorale.kernels.triton.moe.router import pack_router, project_and_route
@@ -41,7 +42,7 @@ def lm_head(
     return project_head(rms_norm(x, norm, eps, head.weight.dtype, index=logits_index), head)
 
 
-TRITON_OPS = Ops(
+_PLAIN_OPS = Ops(
     name="triton",
     plan_attention=plan_attention,
     embed=embed,
@@ -67,8 +68,10 @@ TRITON_OPS = Ops(
     precompiler=None if triton.knobs.runtime.interpret else make_precompiler,  # nothing to compile
 )
 
-INVARIANT_OPS = replace(
-    TRITON_OPS,
+TRITON_OPS = replace(_PLAIN_OPS, lora=lora_ops(_PLAIN_OPS))
+
+_INVARIANT = replace(
+    _PLAIN_OPS,
     plan_attention=partial(plan_attention, invariant=True),
     qkv_rope_cache=invariant.qkv_rope_cache,
     attention=invariant_attention,
@@ -77,6 +80,7 @@ INVARIANT_OPS = replace(
     lm_head=invariant.lm_head,
     detail="batch invariant",
 )
+INVARIANT_OPS = replace(_INVARIANT, lora=lora_ops(_INVARIANT, invariant=True))
 
 
 def triton_ops(*, batch_invariant: bool = False) -> Ops:

@@ -46,6 +46,7 @@ def shared_ops(rank: Rank) -> Ops:
         pack_experts=partial(pack_experts, rank),
         make_sampler=partial(make_sampler, rank),
         over_peers=partial(over_peers, rank),
+        lora=None,
     )
 
 

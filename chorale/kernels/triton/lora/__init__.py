@@ -1,0 +1,1 @@
+"""LoRA adapters in the Triton ops: their memory, kernels and ops."""
