@@ -12,6 +12,7 @@ import torch
 if torch.cuda.is_available():
     from tests.kernels.triton.draft_twins import *  # noqa: F403
     from tests.kernels.triton.filter_twins import *  # noqa: F403
+    from tests.kernels.triton.lora.twins_lora import *  # noqa: F403
     from tests.kernels.triton.page_twins import *  # noqa: F403
     from tests.kernels.triton.step_twins import *  # noqa: F403
     from tests.kernels.triton.twins import *  # noqa: F403

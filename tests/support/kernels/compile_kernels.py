@@ -34,7 +34,10 @@ from chorale.serve.engine.warm import Target, ranks_of, shapes_of
 from tests.support.kernels.hazards import disassemble, overwritten, resources
 
 # Several ranks come first: one rank launches some of their kernels in variants that exchange nothing.
-EACH: list[tuple[str, dict[str, Any]]] = [("20b", {"tensor_parallel_size": 2}), ("20b", {})]
+EACH: list[tuple[str, dict[str, Any]]] = [
+    ("20b", {"tensor_parallel_size": 2}),
+    ("20b", {"enable_lora": True}),
+]
 CONFIGS = [
     *EACH,
     ("120b", {}),
