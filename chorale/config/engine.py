@@ -269,6 +269,8 @@ def check_sizes(config: EngineConfig) -> None:
     those of the flags."""
     if config.lora_modules and not config.enable_lora:
         raise ConfigError("--lora-modules needs --enable-lora")
+    if config.enable_lora and config.moe_activation_dtype == "fp8":
+        raise ConfigError("--enable-lora: adapters need --moe-activation-dtype bfloat16")
     if config.enable_lora and (config.max_cpu_loras or config.max_loras) < config.max_loras:
         raise ConfigError("--max-cpu-loras must be at least --max-loras")
     if config.enable_sleep_mode and config.kv_offloading_size:

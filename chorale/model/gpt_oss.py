@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-from chorale.kernels.adapters import AdapterBatch
 from chorale.kernels.ops import AttentionShape, ForwardBatch, Ops, QkvWeights, RouterWeights
 from chorale.model.config import ModelConfig
 from chorale.model.rope import rope_table
@@ -147,9 +146,7 @@ class GptOss:
         return x
 
     @torch.inference_mode()
-    def logits(
-        self, hidden: torch.Tensor, index: torch.Tensor, adapters: AdapterBatch | None = None
-    ) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, index: torch.Tensor, adapters: Any = None) -> torch.Tensor:
         """Return logits [L, V] float32 of the tokens at ``index`` [L] int64 of ``hidden`` [T, H].
         ``adapters``: those of the T tokens."""
         weights, eps = self.weights, self.config.rms_norm_eps

@@ -57,9 +57,10 @@ def make_executor(
     grammar: GrammarRows,
     rank: Rank | None = None,
     drafts: DraftSetup | None = None,
+    adapters: AdapterStore | None = None,
 ) -> LocalExecutor:
     """Make the executor of ``make_worker``'s worker."""
-    worker = make_worker(model, kv, resolved, device, grammar, rank, drafts)
+    worker = make_worker(model, kv, resolved, device, grammar, rank, drafts, adapters)
     return LocalExecutor(worker, overlaps=device.overlap, gpu=device.hardware.label)
 
 
@@ -110,12 +111,12 @@ def make_worker(
         )
     if resolved.graph_rows:
         decode_graphs = DecodeGraphRunner(
-            device, model, kv, buffers, sampler, resolved.graph_rows, limits.max_model_len
+            device, model, kv, buffers, sampler, resolved.graph_rows, limits.max_model_len, adapters
         )
         longest = limits.max_model_len if resolved.mixed_graphs else 0  # 0: mixed steps are not captured
         head = None if drafting is None else drafting.head
         aux_states = None if head is None else head.aux_states
-        mixed_graphs = MixedGraphRunner(device, model, kv, buffers, longest, aux_states)
+        mixed_graphs = MixedGraphRunner(device, model, kv, buffers, longest, aux_states, adapters)
     own = [] if drafting is None or drafting.head is None else list(drafting.head.kv)
     transfers = make_transfers(model, [*kv, *own], resolved, device)
     return Worker(

@@ -11,13 +11,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from chorale.engine.types import StepPlan, StepResult
-from chorale.kernels.adapters import AdapterBatch
+from chorale.kernels.adapters import NONE
 from chorale.kernels.ops import ForwardBatch
 from chorale.model.gpt_oss import AuxStates, GptOss
 from chorale.runtime.adapters import AdapterStore
@@ -88,18 +89,23 @@ class Worker:
         drafting = self._drafting
         if drafting is not None:
             drafting.start(plan)
+        reach = NONE
         if self._adapters is not None:
             self._adapters.start_rows(plan)
-            adapters = self._adapters.batch(plan)
-            if adapters is not None:  # nothing is captured for steps with adapters
-                return self._with_experts(plan, self._run_launched(plan, adapters))
-        if self._decode_graphs is not None and self._decode_graphs.takes(plan):
-            return self._with_experts(plan, self._run_decode_graph(self._decode_graphs, plan))
+            reach = self._adapters.reach(plan)
+        if self._captures(reach) and self._decode_graphs is not None and self._decode_graphs.takes(plan):
+            return self._with_experts(plan, self._run_decode_graph(self._decode_graphs, plan, reach))
+        if reach != NONE:  # steps with drafts and adapters are not captured
+            return self._with_experts(plan, self._run_launched(plan, reach))
         if drafting is not None and drafting.graphs is not None and drafting.graphs.takes(plan):
             fetch = drafting.graphs.run(plan)
             width = drafting.graphs.last_width
             return self._with_experts(plan, lambda: grid_result(plan, fetch()), width)
         return self._with_experts(plan, self._run_launched(plan))
+
+    def _captures(self, reach: int) -> bool:
+        """Returns whether steps whose adapters change ``reach`` are captured."""
+        return reach == NONE or (self._adapters is not None and self._adapters.can_capture)
 
     def _with_experts(
         self, plan: StepPlan, fetch: Callable[[], StepResult], width: int | None = None
@@ -120,9 +126,10 @@ class Worker:
 
         return finish
 
-    def _run_launched(self, plan: StepPlan, adapters: AdapterBatch | None = None) -> Callable[[], StepResult]:
+    def _run_launched(self, plan: StepPlan, reach: int = NONE) -> Callable[[], StepResult]:
         """Run a step kernel by kernel, except its forward pass if that is captured."""
-        batch, hidden, aux = self._hidden(plan, adapters)
+        adapters = self._adapters.batch(plan) if self._adapters is not None and reach != NONE else None
+        batch, hidden, aux = self._hidden(plan, adapters, reach)
         step = self._buffers.sampling_step(plan)
         if self._drafting is not None:
             step = self._drafting.settled(plan, step, batch)
@@ -144,29 +151,30 @@ class Worker:
         return lambda: make_result(plan, layout, wanted, prompt, fetch(), has_drafts=drafts is not None)
 
     def _hidden(
-        self, plan: StepPlan, adapters: AdapterBatch | None
+        self, plan: StepPlan, adapters: Any, reach: int
     ) -> tuple[ForwardBatch | None, torch.Tensor, AuxStates | None]:
         """Return hidden states [T, H]; if there is a draft head, also the batch and the states that it
         reads."""
         mixed, head = self._mixed_graphs, None
-        padded = None if mixed is None or adapters is not None else mixed.padded(plan)
+        padded = mixed.padded(plan) if mixed is not None and self._captures(reach) else None
         if self._drafting is not None and plan.num_made >= 0:
             head = self._drafting.head
         if mixed is None or padded is None:
             batch = replace(self._buffers.fill(plan), adapters=adapters)
             aux = None if head is None else head.aux_states(plan.num_tokens)
             return batch, self._model.hidden(batch, self._kv, aux), aux
-        hidden = mixed.hidden(padded)
+        hidden = mixed.hidden(padded, reach)
         if head is None:
             return None, hidden, None
         assert mixed.aux is not None
         return self._buffers.fill(plan), hidden, mixed.aux.first(plan.num_tokens)
 
     @torch.inference_mode()
-    def capture_decode(self, rows: int, longest: int, filtered: bool = False) -> None:
-        """Capture the graph of a decode step before it is needed."""
-        if self._decode_graphs is not None:
-            self._decode_graphs.graph(rows, longest, filtered)
+    def capture_decode(self, rows: int, longest: int, filtered: bool = False, reach: int = NONE) -> None:
+        """Capture the graph of a decode step before it is needed. ``reach``: what adapters may change; does
+        nothing where such steps are not captured."""
+        if self._decode_graphs is not None and self._captures(reach):
+            self._decode_graphs.graph(rows, longest, filtered, reach)
 
     @torch.inference_mode()
     def capture_verify(self, rows: int, width: int, longest: int, filtered: bool = False) -> None:
@@ -175,19 +183,26 @@ class Worker:
             self._drafting.graphs.graph(rows, width, longest, filtered)
 
     @torch.inference_mode()
-    def try_size(self, num_tokens: int, rows: int = MIXED_ROWS[0]) -> None:
-        """Run a forward pass of ``num_tokens`` dummy tokens, captured if possible, to compile its kernels."""
-        if self._mixed_graphs is None:
+    def try_size(self, num_tokens: int, rows: int = MIXED_ROWS[0], reach: int = NONE) -> None:
+        """Run a forward pass of ``num_tokens`` dummy tokens, captured if possible, to compile its kernels.
+        ``reach``: as in ``capture_decode``."""
+        if self._mixed_graphs is None or not self._captures(reach):
             return
         if num_tokens in self._mixed_graphs.sizes:
-            self._mixed_graphs.graph(num_tokens, rows)
+            self._mixed_graphs.graph(num_tokens, rows, reach)
         else:
             plan = dummy_plan(num_tokens, self._buffers.spare_row)
-            self._model.hidden(self._buffers.fill(plan), self._kv)
+            batch = self._buffers.fill(plan)
+            if self._adapters is not None:
+                tokens = torch.full_like(batch.token_ids, self._buffers.spare_row)
+                batch = replace(batch, adapters=self._adapters.of_rows(tokens, reach))
+            self._model.hidden(batch, self._kv)
 
-    def _run_decode_graph(self, decode_graphs: DecodeGraphRunner, plan: StepPlan) -> Callable[[], StepResult]:
+    def _run_decode_graph(
+        self, decode_graphs: DecodeGraphRunner, plan: StepPlan, reach: int
+    ) -> Callable[[], StepResult]:
         """Run a decode step in static memory. Rows that need it are sampled again from its logits."""
-        launch = decode_graphs.launch(plan)
+        launch = decode_graphs.launch(plan, reach)
         layout = single_samples(np.arange(len(plan.rows)))
         again = np.flatnonzero(self._buffers.rows.needs_resampling[plan.rows])
         if not len(again):
@@ -207,9 +222,7 @@ class Worker:
         self._grammar.sampled(plan.rows, fetch)
         return lambda: make_result(plan, layout, wanted, [], fetch())
 
-    def _score_prompts(
-        self, hidden: torch.Tensor, step: StepBatch, adapters: AdapterBatch | None
-    ) -> list[PendingLogprobs]:
+    def _score_prompts(self, hidden: torch.Tensor, step: StepBatch, adapters: Any) -> list[PendingLogprobs]:
         """Enqueue the prompts' log-probabilities.
 
         A few positions at a time go through the output head: all at once would take gigabytes.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from chorale.config.cache_dtype import E4M3
 from chorale.config.engine import EngineConfig
+from chorale.kernels.adapters import padded_rank
 from chorale.model.config import MXFP4_GROUP, ModelConfig
 from chorale.model.draft.config import MLP_TOKENS, HeadConfig, tensor_shapes
 
@@ -82,6 +83,22 @@ def weight_bytes(model: ModelConfig, dtype: str, *, decoded: bool = False, int8:
     dense = model.num_parameters - experts - embedding
     each = 1 + 2 / MXFP4_GROUP if int8 else DTYPE_BYTES[dtype]
     return experts // 2 + experts // MXFP4_GROUP + int(dense * each) + embedding * DTYPE_BYTES[dtype]
+
+
+def slot_bytes(model: ModelConfig, rank: int, dtype: str) -> int:
+    """Return the bytes of a GPU's slot for a LoRA adapter (``kernels/triton/lora/slots.py``): of all
+    products, with biases, and of the head."""
+    query, key = (n * model.head_dim for n in (model.num_attention_heads, model.num_key_value_heads))
+    biases = query + 2 * key + model.hidden_size + model.num_local_experts
+    rank = padded_rank(rank)
+    head = rank * (model.hidden_size + model.vocab_size) + model.vocab_size
+    own = (head + model.num_hidden_layers * biases) * DTYPE_BYTES[dtype]
+    return adapter_bytes(model, rank, dtype) + own
+
+
+def addend_bytes(model: ModelConfig, num_tokens: int, dtype: str) -> int:
+    """Return the bytes of what adapters add to the experts' first products in a step."""
+    return num_tokens * model.num_experts_per_tok * 2 * model.intermediate_size * DTYPE_BYTES[dtype]
 
 
 def adapter_bytes(model: ModelConfig, rank: int, dtype: str, *, experts: bool = True) -> int:

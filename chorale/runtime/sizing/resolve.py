@@ -52,12 +52,14 @@ from chorale.runtime.sizing.memory import (
     KvGeometry,
     activation_bytes,
     adapter_bytes,
+    addend_bytes,
     embedding_bytes,
     gib,
     graph_bytes,
     kv_geometry,
     processor_bytes,
     rank_bytes,
+    slot_bytes,
     weight_bytes,
 )
 from chorale.runtime.sizing.offload import GPU_LEAST_HIT, HostTierSizes, host_tier_sizes
@@ -218,6 +220,7 @@ def _resolve(
     fixed = weight_bytes(part, dtype, decoded=hardware.decodes_experts, int8=precision == "int8")
     if config.enable_lora:
         fixed += _adapters(config, part, dtype, decide, on_cpu=hardware.kind == "cpu")
+        fixed += 0 if hardware.kind == "cpu" else addend_bytes(part, step.tokens, dtype)
     fixed += drafts.weights + drafts.activations - (embedding_bytes(part, dtype) if host_embedding else 0)
     if host_tier is not None:
         fixed += host_tier.device_bytes + (host_tier.host_bytes if hardware.kind == "cpu" else 0)
@@ -255,7 +258,7 @@ def _adapters(config: EngineConfig, part: ModelConfig, dtype: str, decide: _Deci
     """Returns the bytes of adapters: in the slots, and on a CPU those of attention in host memory."""
     size = partial(adapter_bytes, part, config.max_lora_rank)
     slots, num_host = config.max_loras, config.max_cpu_loras or config.max_loras
-    device = slots * size("float32" if on_cpu else dtype)
+    device = slots * (size("float32") if on_cpu else slot_bytes(part, config.max_lora_rank, dtype))
     host, most = (num_host * size("float32", experts=experts) for experts in (False, True))
     why = f"{gib(host)} of host memory, or {gib(most)} if they have all experts"
     decide.decisions.append(Decision("max_loras", slots, f"{gib(device)} of memory"))
@@ -472,6 +475,8 @@ def _graph_bytes(config: EngineConfig, model: ModelConfig, sizes: tuple[int, ...
     num_graphs = 2 * sum(len(context_sizes(size, longest)) for size in sizes)  # with and without filters
     mixed = MIXED_TOKENS if config.mixed_cuda_graphs else ()
     num_graphs += len(mixed) * len(MIXED_ROWS)
+    if config.enable_lora:
+        num_graphs += 2 * (len(sizes) + len(mixed))
     most = max((*sizes, *mixed), default=0) if sizes else 0
     return graph_bytes(model, most, num_graphs, -(-longest // block_size) + 1)
 

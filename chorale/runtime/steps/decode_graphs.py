@@ -13,16 +13,19 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from chorale.engine.types import EARLY_STOPS, StepPlan
+from chorale.kernels.adapters import NONE
 from chorale.kernels.draft_steps import VerifyBatch
 from chorale.kernels.ops import AttentionMeta, DecodeInputs, DecodeState, ForwardBatch, SamplingInputs
 from chorale.model.gpt_oss import GptOss
+from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.device import Device
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.sampling.sampler import Sampler
@@ -110,6 +113,7 @@ class LaunchedStep:
     staging: StagingBuffers
     count: int
     size: int
+    reach: int = NONE  # what its adapters change
 
 
 class DecodeGraphRunner:
@@ -127,17 +131,20 @@ class DecodeGraphRunner:
         sampler: Sampler,
         sizes: Sequence[int],
         longest: int,
+        adapters: AdapterStore | None = None,
     ) -> None:
         """``sizes``: rows of the graphs; ``longest``: tokens of the longest sequence. The pool's last block
-        belongs to dummy rows."""
+        belongs to dummy rows. ``adapters``: required for rows with adapters."""
         self._device, self._model, self._kv, self._sampler = device, model, kv, sampler
         self._buffers, self._sizes, self._longest = buffers, tuple(sizes), longest
+        self._adapters = adapters
         self.most_rows = rows = self._sizes[-1]
         buffers.block_tables[:, buffers.spare_row, 0] = kv[0].shape[0] - 1
         self._packer = Packer(buffers.rows, buffers.spare_row, buffers.block_size)
-        self._graphs: dict[tuple[int, int, bool], Callable[[], None]] = {}
-        # (size, filtered) -> steps that ran in a larger size instead.
-        self._stand_ins: Counter[tuple[int, bool]] = Counter()
+        # (size, longest, filtered, reach of the adapters) -> graph
+        self._graphs: dict[tuple[int, int, bool, int], Callable[[], None]] = {}
+        # (size, filtered, reach) -> steps that ran in a larger size instead.
+        self._stand_ins: Counter[tuple[int, bool, int]] = Counter()
         self._free: list[StagingBuffers] = []
         target, width = device.torch_device, buffers.block_tables.shape[2]
         self._inputs = torch.zeros(NUM_COLUMNS * rows, dtype=torch.int32, device=target)
@@ -168,33 +175,33 @@ class DecodeGraphRunner:
 
     # ------------------------------------------------------------------ a step
 
-    def launch(self, plan: StepPlan) -> LaunchedStep:
+    def launch(self, plan: StepPlan, reach: int = NONE) -> LaunchedStep:
         """Enqueue a step without its download. ``tokens`` then holds [rows] on the device."""
         filtered = bool(self._buffers.rows.filters[plan.rows].any())
-        size = self._size_for(len(plan.rows), filtered)
+        size = self._size_for(len(plan.rows), filtered, reach)
         longest = int(plan.num_computed.max()) + 1
-        replay = self.graph(size, pick(context_sizes(size, self._longest), longest), filtered)
+        replay = self.graph(size, pick(context_sizes(size, self._longest), longest), filtered, reach)
         staging = self._free.pop() if self._free else self._new_staging()
         columns = staging.inputs[: NUM_COLUMNS * size]
         if not self._packer.pack(plan, columns.numpy().reshape(NUM_COLUMNS, size)):
             self._buffers.append_blocks(plan)
         self._inputs[: NUM_COLUMNS * size].copy_(columns, non_blocking=True)
         replay()
-        return LaunchedStep(staging, len(plan.rows), size)
+        return LaunchedStep(staging, len(plan.rows), size, reach)
 
-    def _size_for(self, count: int, filtered: bool) -> int:
+    def _size_for(self, count: int, filtered: bool, reach: int) -> int:
         """Return the next larger size, or a near captured size for the first steps that would need a capture.
 
         Capturing takes as long as several steps, and every row waits. A batch whose requests end one after
         the other has a size for only a few steps and would pay for each capture.
         """
         size = pick(self._sizes, count)
-        if size <= MANY_ROWS or (size, self._longest, filtered) in self._graphs:
+        if size <= MANY_ROWS or (size, self._longest, filtered, reach) in self._graphs:
             return size
         for larger in self._sizes[bisect_right(self._sizes, size) :]:
-            if larger <= size * NEAR and (larger, self._longest, filtered) in self._graphs:
-                self._stand_ins[size, filtered] += 1
-                return larger if self._stand_ins[size, filtered] <= PATIENCE else size
+            if larger <= size * NEAR and (larger, self._longest, filtered, reach) in self._graphs:
+                self._stand_ins[size, filtered, reach] += 1
+                return larger if self._stand_ins[size, filtered, reach] <= PATIENCE else size
         return size
 
     def collect(self, launch: LaunchedStep) -> Callable[[], npt.NDArray[np.int64]]:
@@ -216,7 +223,8 @@ class DecodeGraphRunner:
         rows ``some`` if ``index`` is None. Read only."""
         if launch.size > len(self._logits):
             rows = self._index[: launch.count] if index is None else index
-            return self._model.logits(self._hidden, rows[some])
+            own = self._adapters_of(launch.size, launch.reach)
+            return self._model.logits(self._hidden, rows[some], own)
         if index is None:
             return self._logits[: launch.count][some]
         return self._logits.index_select(0, index[some])
@@ -227,24 +235,30 @@ class DecodeGraphRunner:
 
     # ------------------------------------------------------------------ contents of a graph
 
-    def graph(self, size: int, longest: int, filtered: bool = False) -> Callable[[], None]:
+    def graph(self, size: int, longest: int, filtered: bool = False, reach: int = NONE) -> Callable[[], None]:
         """Return the graph of ``size`` rows with contexts of at most ``longest``, capturing it on first use.
 
-        ``filtered``: rows may have filters.
+        ``filtered``: rows may have filters. ``reach``: what their adapters may change.
         """
-        found = self._graphs.get((size, longest, filtered))
+        key = size, longest, filtered, reach
+        found = self._graphs.get(key)
         if found is None:
             self._make_dummies(size)
-            found = self._device.capture(self._step(size, longest, filtered))
-            self._graphs[size, longest, filtered] = found
+            found = self._graphs[key] = self._device.capture(self._step(*key))
         return found
+
+    def _adapters_of(self, size: int, reach: int) -> Any:
+        """Return the adapters of the step's rows. Runs on the device only."""
+        if self._adapters is None:
+            return None
+        return self._adapters.of_rows(self._inputs[ROW * size : (ROW + 1) * size], reach)
 
     def _make_dummies(self, size: int) -> None:
         """Fill the input with dummy rows: capturing runs the step, which must not touch real rows."""
         columns = self._packer.dummies(size)
         self._inputs[: columns.size].copy_(self._device.upload(columns.ravel()))
 
-    def _step(self, size: int, longest: int, filtered: bool) -> Callable[[], None]:
+    def _step(self, size: int, longest: int, filtered: bool, reach: int) -> Callable[[], None]:
         """Return the step that a graph contains. It uses static memory only."""
         columns = self._inputs[: NUM_COLUMNS * size].view(NUM_COLUMNS, size)
         given = DecodeInputs(columns[ROW], columns[COMPUTED], columns[TOKEN], columns[FULL_BLOCK:KEY_A])
@@ -255,10 +269,11 @@ class DecodeGraphRunner:
 
         def step() -> None:
             decode_inputs(given, self._state)
-            hidden = self._model.hidden(batch, self._kv)
+            adapters = self._adapters_of(size, reach)
+            hidden = self._model.hidden(replace(batch, adapters=adapters), self._kv)
             for first in range(0, size, LOGIT_ROWS):
                 some = slice(first, min(first + LOGIT_ROWS, size))
-                logits = self._model.logits(hidden, self._index[some])
+                logits = self._model.logits(hidden, self._index[some], adapters)
                 own = SamplingInputs(
                     keys[some],
                     floats[0, some],

@@ -16,11 +16,14 @@ import numpy as np
 import torch
 
 from chorale.engine.types import IntArray, StepPlan
+from chorale.kernels.adapters import NONE
 from chorale.model.gpt_oss import AuxStates, GptOss
+from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.device import Device
 from chorale.runtime.sizing.graph_sizes import MIXED_ROWS, MIXED_TOKENS, pick
 from chorale.runtime.steps.buffers import Buffers, appends_of
 
+TOKEN_ROWS = 6  # the part of ``Buffers.lay_out``'s input with the row of each token
 _APPENDS = ("append_group", "append_row", "append_index", "append_block")
 
 
@@ -62,16 +65,18 @@ class MixedGraphRunner:
         buffers: Buffers,
         longest: int,
         aux_states: Callable[[int], AuxStates] | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         """``longest``: tokens of the longest sequence. No larger step is captured, because a dummy row may
         have to compute all of it; 0: no captures. ``aux_states`` allocates the head's inputs for a number of
-        tokens. Dummy rows use only the pool's last block.
+        tokens. Dummy rows use only the pool's last block. ``adapters``: required for rows with adapters.
         """
+        self._adapters = adapters
         self._device, self._model, self._kv, self._buffers = device, model, kv, buffers
         self._longest, self._dummy_block = longest, kv[0].shape[0] - 1
         self.sizes = tuple(size for size in MIXED_TOKENS if size <= longest)
         buffers.block_tables[:, buffers.spare_row] = self._dummy_block
-        self._graphs: dict[tuple[int, int], Callable[[], None]] = {}
+        self._graphs: dict[tuple[int, int, int], Callable[[], None]] = {}  # tokens, rows, adapters' reach
         tokens, target = max(self.sizes, default=0), device.torch_device
         room = sum(self._lengths(tokens, MIXED_ROWS[-1]))
         self._inputs = torch.zeros(room, dtype=torch.int32, device=target)
@@ -90,21 +95,23 @@ class MixedGraphRunner:
         tokens, rows = pick(self.sizes, plan.num_tokens), pick(MIXED_ROWS, len(plan.rows) + 1)
         return pad_plan(plan, tokens, rows, self._buffers.spare_row)
 
-    def hidden(self, plan: StepPlan) -> torch.Tensor:
-        """Return the hidden states [T, H] of a plan that ``padded`` returned; valid until the next call."""
+    def hidden(self, plan: StepPlan, reach: int = NONE) -> torch.Tensor:
+        """Return the hidden states [T, H] of a plan that ``padded`` returned; valid until the next call.
+        ``reach``: what the adapters of its rows change."""
         tokens, rows = plan.num_tokens, len(plan.rows)
-        replay = self.graph(tokens, rows)
+        replay = self.graph(tokens, rows, reach)
         self._fill(plan)
         replay()
         return self._hidden[:tokens]
 
-    def graph(self, tokens: int, rows: int) -> Callable[[], None]:
+    def graph(self, tokens: int, rows: int, reach: int = NONE) -> Callable[[], None]:
         """Return the graph of a size, capturing it on first use."""
-        found = self._graphs.get((tokens, rows))
+        found = self._graphs.get((tokens, rows, reach))
         if found is None:
             spare = self._buffers.spare_row
             self._fill(pad_plan(dummy_plan(tokens, spare), tokens, rows, spare))
-            found = self._graphs[tokens, rows] = self._device.capture(self._step(tokens, rows))
+            step = self._step(tokens, rows, reach)
+            found = self._graphs[tokens, rows, reach] = self._device.capture(step)
         return found
 
     def _fill(self, plan: StepPlan) -> None:
@@ -133,7 +140,7 @@ class MixedGraphRunner:
         """Return the lengths of the parts of ``Buffers.lay_out``."""
         return (*[self._num_appends(tokens, rows)] * 4, tokens, tokens, tokens, rows + 1, rows, rows)
 
-    def _step(self, tokens: int, rows: int) -> Callable[[], None]:
+    def _step(self, tokens: int, rows: int, reach: int) -> Callable[[], None]:
         lengths = self._lengths(tokens, rows)
         packed, num_blocks = self._inputs[: sum(lengths)], self._buffers.block_tables.shape[2]
 
@@ -141,6 +148,9 @@ class MixedGraphRunner:
 
         def step() -> None:
             batch = self._buffers.lay_out(packed, lengths, num_blocks, tokens, self._longest)
+            if self._adapters is not None:
+                rows_of_tokens = packed.split(lengths)[TOKEN_ROWS]
+                batch = replace(batch, adapters=self._adapters.of_rows(rows_of_tokens, reach))
             self._hidden[:tokens].copy_(self._model.hidden(batch, self._kv, aux))
 
         return step

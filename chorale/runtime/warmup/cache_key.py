@@ -13,7 +13,7 @@ from chorale.model.gpt_oss import GptOss
 from chorale.runtime.sizing.resolve import Resolved
 
 _ALIGNMENT = 16  # bytes; kernels are specialised by it
-_LIMITS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+_LIMITS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_loras")
 _SIZES = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("num_local_experts", "num_experts_per_tok", "vocab_size", "sliding_window", "layer_windows"),

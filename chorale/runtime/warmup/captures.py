@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from chorale.engine.types import CacheGroup, EngineLimits, RowStart, SamplingSpec, StepPlan
+from chorale.kernels.adapters import ATTENTION, EXPERTS
 from chorale.parallel.executor import RankedExecutor
 from chorale.parallel.wire import WorkerCall
 from chorale.runtime.executor import LocalExecutor
@@ -61,9 +62,9 @@ def capture_first(
 
     The rest is captured when the engine is idle. Raises ``EngineError``.
     """
-    pieces = preparations(resolved.graph_rows, resolved.limits)
-    pieces |= draft_preparations(resolved)
-    ordered = sorted(pieces.items(), key=lambda item: not item[1][1])  # those of start-up first; stable
+    ordered = sorted(
+        all_preparations(resolved).items(), key=lambda item: not item[1][1]
+    )  # those of start-up first; stable
     start = time.perf_counter()
     for number, (name, (action, is_first)) in enumerate(ordered):
         if is_first or time.perf_counter() - start < budget:
@@ -71,6 +72,12 @@ def capture_first(
             executor.prepare(action)
         else:
             executor.later(action)
+
+
+def all_preparations(resolved: Resolved) -> dict[str, Preparation]:
+    """Returns name -> preparation, for a device with graphs."""
+    found = preparations(resolved.graph_rows, resolved.limits)
+    return found | draft_preparations(resolved) | adapter_preparations(resolved)
 
 
 def draft_preparations(resolved: Resolved) -> dict[str, Preparation]:
@@ -86,6 +93,22 @@ def draft_preparations(resolved: Resolved) -> dict[str, Preparation]:
                 name = f"{rows} rows with drafts of {size} tokens, up to {longest} tokens"
                 is_first = rows in FIRST_ROWS[:3] and size == resolved.most_drafts
                 found[name] = (WorkerCall("capture_verify", sizes), is_first)
+    return found
+
+
+def adapter_preparations(resolved: Resolved) -> dict[str, Preparation]:
+    """Returns the preparations for steps with adapters of attention, and of experts too. Others are rare."""
+    found: dict[str, Preparation] = {}
+    limits = resolved.limits
+    most = min(limits.max_num_batched_tokens, limits.max_model_len)
+    for reach in (ATTENTION, EXPERTS) if limits.max_loras else ():
+        kind = "attention's adapters" if reach == ATTENTION else "experts' adapters"
+        for rows in resolved.graph_rows:
+            sizes = {"rows": rows, "longest": limits.max_model_len, "reach": reach}
+            found[f"decode, {rows} rows, {kind}"] = (WorkerCall("capture_decode", sizes), False)
+        for tokens in sorted({size for size in MIXED_TOKENS if size < most} | {most}):
+            sizes = {"num_tokens": tokens, "rows": MIXED_ROWS[0], "reach": reach}
+            found[f"prefill, {tokens} tokens, {kind}"] = (WorkerCall("try_size", sizes), False)
     return found
 
 

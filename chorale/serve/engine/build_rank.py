@@ -16,6 +16,7 @@ from chorale.config.engine import EngineConfig
 from chorale.config.speculative import MOST_DRAFT_TOKENS, SpeculativeConfig
 from chorale.errors import ConfigError
 from chorale.kernels import select_ops
+from chorale.kernels.adapters import SlotSizes
 from chorale.kernels.cpu.library import library
 from chorale.kernels.ops import Ops, Precision, StepSizes
 from chorale.kernels.triton.precompile.pool import CompilePool
@@ -162,6 +163,7 @@ def build_rank(
                 phases.report,
                 dry_rank(),
                 loaded.drafts,
+                adapters,
             )
             device.trim()
     profiler = None
@@ -187,10 +189,26 @@ def adapter_store(
     if not config.enable_lora:
         return None
     if ops.lora is None:
-        raise ConfigError(f"--enable-lora: the ops {ops.name} cannot run adapters yet; --ops reference can")
+        raise ConfigError(f"--enable-lora: the ops {ops.name} cannot run adapters; --ops reference can")
     # CPUs multiply float32 inputs exactly, so additions are float32 too.
     device, rank = rank_device.device, rank_device.rank
+    if rank is not None and ops.lora.make_slots is not None:
+        raise ConfigError(
+            f"--enable-lora: adapters of the ops {ops.name} run on one rank only; use --data-parallel-size"
+        )
     dtype = DTYPES["float32" if device.torch_device.type == "cpu" else resolved.dtype]
+    sizes = SlotSizes(
+        num_slots=config.max_loras,
+        max_rank=config.max_lora_rank,
+        dtype=dtype,
+        num_layers=model.num_hidden_layers,
+        hidden=model.hidden_size,
+        query=model.num_attention_heads * model.head_dim,
+        key=model.num_key_value_heads * model.head_dim,
+        experts=model.num_local_experts,
+        inter=model.intermediate_size,
+        vocab=model.vocab_size,
+    )
     return AdapterStore(
         model,
         device,
@@ -200,6 +218,7 @@ def adapter_store(
         max_rank=config.max_lora_rank,
         num_rows=resolved.limits.max_num_seqs,
         share=None if rank is None else rank.share,
+        memory=ops.lora.make_slots and ops.lora.make_slots(sizes, device.torch_device),
     )
 
 

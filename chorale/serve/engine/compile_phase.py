@@ -13,6 +13,7 @@ from chorale.kernels.triton.precompile import pool as pools
 from chorale.machine.hardware import cpu_count
 from chorale.model.gpt_oss import GptOss
 from chorale.parallel.rank import Rank
+from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.build_executor import allocate_kv, make_executor
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.drafting import DraftSetup
@@ -20,7 +21,7 @@ from chorale.runtime.progress import Progress
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sizing.resolve import Resolved
 from chorale.runtime.warmup.cache_key import cache_key
-from chorale.runtime.warmup.captures import Preparation, draft_preparations, preparations
+from chorale.runtime.warmup.captures import Preparation, all_preparations
 from chorale.runtime.warmup.dry_run import (
     AllowAllGrammars,
     DryRunExecutors,
@@ -76,23 +77,34 @@ def precompile(
     report: Progress,
     dry: DryRank | None = None,
     drafts: DraftSetup | None = None,
+    adapters: AdapterStore | None = None,
 ) -> None:
     """Waits until the kernels needed for a start are compiled; others continue in the background.
 
     If this fails, it logs a warning, and kernels are compiled at their first launch.
     """
     try:
-        if not precompiler.is_cached(facts_of(model, resolved, dry, drafts), device.torch_device, SOURCES):
-            needed = record(precompiler, model, resolved, device, grammars, dry, drafts)
+        facts = facts_of(model, resolved, dry, drafts, adapters)
+        if not precompiler.is_cached(facts, device.torch_device, SOURCES):
+            needed = record(precompiler, model, resolved, device, grammars, dry, drafts, adapters)
             wait(precompiler, needed, report)
     except Exception as error:
         precompiler.cancel()
         logger.warning("%s: %s: %s", AT_LAUNCH, type(error).__name__, error)
 
 
-def facts_of(model: GptOss, resolved: Resolved, dry: DryRank | None, drafts: DraftSetup | None = None) -> str:
-    """Returns ``cache_key`` with the drafting setup and the rank, whose noise starts at its own token id."""
+def facts_of(
+    model: GptOss,
+    resolved: Resolved,
+    dry: DryRank | None,
+    drafts: DraftSetup | None = None,
+    adapters: AdapterStore | None = None,
+) -> str:
+    """Returns ``cache_key`` with the sizes of adapters, the drafting setup and the rank, whose noise starts
+    at its own token id."""
     facts = cache_key(model, resolved)
+    if adapters is not None:
+        facts = f"{facts}\nadapters of rank {adapters.max_rank}"
     if drafts is not None:
         head = None if drafts.head is None else drafts.head.config
         facts = f"{facts}\n{drafts.most_drafts} drafts by {head}, profile {bool(drafts.profile)}"
@@ -119,6 +131,7 @@ def record(
     grammars: GrammarCache,
     dry: DryRank | None = None,
     drafts: DraftSetup | None = None,
+    adapters: AdapterStore | None = None,
 ) -> int:
     """Records all kernels that steps will launch, and starts compiling them.
 
@@ -132,14 +145,14 @@ def record(
     if dry is not None:
         rank, short.ops = dry.rank, dry.ops
     executors = DryRunExecutors(
-        captured=make_executor(short, kv, small, uncaptured, rows, rank, drafts),
+        captured=make_executor(short, kv, small, uncaptured, rows, rank, drafts, adapters),
         eager=make_executor(short, kv, eager, uncaptured, rows, rank, drafts),
         masked=make_executor(short, kv, eager, uncaptured, AllowAllGrammars(device, grammars), rank, drafts),
     )
     graph_rows, limits = resolved.graph_rows, resolved.limits
     prepared: list[Preparation] = []
     if graph_rows:
-        prepared = [*preparations(graph_rows, limits).values(), *draft_preparations(resolved).values()]
+        prepared = [*all_preparations(resolved).values()]
     plans, masked = eager_plans(limits, graph_rows), masked_plans(limits)
     if resolved.has_head:
         plans, masked = (

@@ -19,14 +19,16 @@ from chorale.model.weights import weight_shapes
 from chorale.parallel.communicator import Silent
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import shares_of
+from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.device import DTYPES, open_device
 from chorale.runtime.progress import Progress
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.sizing.resolve import Resolved, resolve
 from chorale.runtime.warmup.dry_run import LAYERS
 from chorale.runtime.warmup.target_device import TargetDevice
-from chorale.serve.engine.build_rank import ops_over_peers, step_sizes
+from chorale.serve.engine.build_rank import adapter_store, ops_over_peers, step_sizes
 from chorale.serve.engine.compile_phase import SOURCES, DryRank, facts_of, record, wait
+from chorale.serve.engine.ranks import RankDevice
 
 if TYPE_CHECKING:
     from chorale.kernels.ops import Precompiler
@@ -96,7 +98,7 @@ def _warm_rank(
     shapes = shapes_of(config, model_config, target, rank)
     start_pool = functools.cache(functools.partial(pool.start, cpu_count() + 1))
     precompiler = Precompiler(start_pool)
-    facts = facts_of(shapes.model, shapes.resolved, shapes.dry)
+    facts = facts_of(shapes.model, shapes.resolved, shapes.dry, adapters=shapes.adapters)
     if precompiler.is_cached(facts, shapes.device.torch_device, SOURCES):
         return 0
     _check_writable(pool.cache_folder())
@@ -121,11 +123,14 @@ class Shapes:
     resolved: Resolved
     dry: DryRank | None
     device: TargetDevice
+    adapters: AdapterStore | None
 
     def record(self, precompiler: Precompiler) -> int:
         """Calls ``compile_phase.record`` for this rank."""
         grammars = GrammarCache(self.vocab_size)
-        return record(precompiler, self.model, self.resolved, self.device, grammars, self.dry)
+        return record(
+            precompiler, self.model, self.resolved, self.device, grammars, self.dry, adapters=self.adapters
+        )
 
 
 def shapes_of(config: EngineConfig, model_config: ModelConfig, target: Target, rank: Rank | None) -> Shapes:
@@ -146,7 +151,8 @@ def shapes_of(config: EngineConfig, model_config: ModelConfig, target: Target, r
     )  # fmt: skip
     own = model_config if share is None else model_config.part(share)
     model = GptOss(own, weights, ops, resolved.limits.max_model_len)
-    return Shapes(model, model_config.vocab_size, resolved, dry, device)
+    adapters = adapter_store(config, model_config, ops, resolved, RankDevice(device, target.hardware, rank))
+    return Shapes(model, model_config.vocab_size, resolved, dry, device, adapters)
 
 
 def _check_writable(folder: Path) -> None:

@@ -249,7 +249,7 @@ def test_equals_eager(checkpoint: Path, alone: dict[str, list[list[int]]], optio
     core = graph_engine(checkpoint, **options)
     assert tokens_of(run(core, mixed_requests())) == alone
     assert tokens_of(run(core, mixed_requests())) == alone  # prompts from the cache
-    assert {filtered for *_, filtered in decodes_of(core)._graphs} == {False, True}
+    assert {filtered for *_, filtered, _ in decodes_of(core)._graphs} == {False, True}
     assert (mixed_of(core).num_graphs >= 1) == options.get("mixed_cuda_graphs", True)
 
 
@@ -399,12 +399,12 @@ def test_captured_at_the_start(checkpoint: Path) -> None:
     assert isinstance(executor, LocalExecutor)
     capture_first(executor, found, lambda phase, fraction=None, message="": said.append(message), budget=0)
     assert {size for size, *_ in decodes_of(core)._graphs} == {1, 2, 8}
-    assert {tokens for tokens, _ in mixed_of(core)._graphs} == {128}
+    assert {tokens for tokens, *_ in mixed_of(core)._graphs} == {128}
     assert said[-1] == "prefill, 300 tokens, 4 rows"  # tried, not captured
     while core.use_idle_time():
         pass
     assert {size for size, *_ in decodes_of(core)._graphs} == set(range(1, 9))
-    assert {size for size, _, filtered in decodes_of(core)._graphs if filtered} == set(range(1, 9))
+    assert {size for size, _, filtered, _ in decodes_of(core)._graphs if filtered} == set(range(1, 9))
     assert set(mixed_of(core)._graphs) == {(size, rows) for size in MIXED_TOKENS[:9] for rows in (4, 16)}
     before = decodes_of(core).num_graphs
     asked = [request("a", random_prompt(40), max_tokens=6), request("b", [1], max_tokens=6, top_k=5)]
