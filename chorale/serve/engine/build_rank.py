@@ -30,6 +30,7 @@ from chorale.model.draft.random_head import random_head
 from chorale.model.gpt_oss import GptOss
 from chorale.model.update import Target
 from chorale.model.weights import load_weights
+from chorale.parallel.rank import Rank
 from chorale.parallel.shares import Share, fixed_sums
 from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.build_executor import allocate_kv, make_worker
@@ -148,7 +149,7 @@ def build_rank(
 
     ops = peers or ops
     grammars.warm()  # runs concurrently with loading
-    adapters = adapter_store(config, model_config, ops, resolved, rank_device)
+    adapters = adapter_store(config, model_config, ops, resolved, rank_device.device, rank_device.rank)
     memory = rank_memory(config, folder, model_config, rank_device, ops, resolved, grammars, phases, adapters)
     with phases.phase("load", str(folder)):
         loaded = memory.load()
@@ -183,7 +184,12 @@ def build_rank(
 
 
 def adapter_store(
-    config: EngineConfig, model: ModelConfig, ops: Ops, resolved: Resolved, rank_device: RankDevice
+    config: EngineConfig,
+    model: ModelConfig,
+    ops: Ops,
+    resolved: Resolved,
+    device: Device,
+    rank: Rank | None = None,
 ) -> AdapterStore | None:
     """Returns the memory for adapters, or None without --enable-lora. Raises ``ConfigError``."""
     if not config.enable_lora:
@@ -191,7 +197,6 @@ def adapter_store(
     if ops.lora is None:
         raise ConfigError(f"--enable-lora: the ops {ops.name} cannot run adapters; --ops reference can")
     # CPUs multiply float32 inputs exactly, so additions are float32 too.
-    device, rank = rank_device.device, rank_device.rank
     if rank is not None and ops.lora.make_slots is not None:
         raise ConfigError(
             f"--enable-lora: adapters of the ops {ops.name} run on one rank only; use --data-parallel-size"

@@ -28,7 +28,6 @@ from chorale.runtime.warmup.dry_run import LAYERS
 from chorale.runtime.warmup.target_device import TargetDevice
 from chorale.serve.engine.build_rank import adapter_store, ops_over_peers, step_sizes
 from chorale.serve.engine.compile_phase import SOURCES, DryRank, facts_of, record, wait
-from chorale.serve.engine.ranks import RankDevice
 
 if TYPE_CHECKING:
     from chorale.kernels.ops import Precompiler
@@ -151,7 +150,7 @@ def shapes_of(config: EngineConfig, model_config: ModelConfig, target: Target, r
     )  # fmt: skip
     own = model_config if share is None else model_config.part(share)
     model = GptOss(own, weights, ops, resolved.limits.max_model_len)
-    adapters = adapter_store(config, model_config, ops, resolved, RankDevice(device, target.hardware, rank))
+    adapters = adapter_store(config, model_config, ops, resolved, device, rank)
     return Shapes(model, model_config.vocab_size, resolved, dry, device, adapters)
 
 

@@ -405,7 +405,8 @@ def test_captured_at_the_start(checkpoint: Path) -> None:
         pass
     assert {size for size, *_ in decodes_of(core)._graphs} == set(range(1, 9))
     assert {size for size, _, filtered, _ in decodes_of(core)._graphs if filtered} == set(range(1, 9))
-    assert set(mixed_of(core)._graphs) == {(size, rows) for size in MIXED_TOKENS[:9] for rows in (4, 16)}
+    expected = {(size, rows, 0) for size in MIXED_TOKENS[:9] for rows in (4, 16)}
+    assert set(mixed_of(core)._graphs) == expected
     before = decodes_of(core).num_graphs
     asked = [request("a", random_prompt(40), max_tokens=6), request("b", [1], max_tokens=6, top_k=5)]
     run(core, asked)

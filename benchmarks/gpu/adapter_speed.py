@@ -1,7 +1,7 @@
 """Measures decode steps with LoRA adapters on one GPU.
 
     chorale bench make-checkpoint 20b FOLDER
-    python -m benchmarks.gpu.adapters FOLDER [--rows 64] [--output 256] [--slots 64] [--rank 16]
+    python -m benchmarks.gpu.adapter_speed FOLDER [--rows 64] [--output 256] [--slots 64] [--rank 16]
 
 ROWS requests decode at once: by an engine without --enable-lora, then by one with it, without adapters and
 with 1, 8 and ROWS different ones, of attention only and of attention and all experts. A case's row N has
