@@ -60,7 +60,6 @@ from chorale.errors import (
 from chorale.machine.processes import HEARTBEAT_TIMEOUT, LOADING_TIMEOUT, Silence
 
 MIN_RETRY_AFTER = 1.0  # seconds
-PAUSED = "generation is paused; retry after it resumes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +279,7 @@ class RemoteClient:
         if isinstance(message, Refused):
             entry = self._in_flight.remove(message.request_id)
             if entry is not None:
-                entry.stream.fail(EnginePausedError(PAUSED, retry_after=MIN_RETRY_AFTER))
+                entry.stream.fail(EnginePausedError(message.reason, retry_after=MIN_RETRY_AFTER))
             return
         self._stats = message.step.stats
         self._in_flight.deliver(message.step.chunks)

@@ -26,6 +26,7 @@ Action = Literal[
     "finish_weight_update",
     "abandon_weight_update",
     "update_weight_version",
+    "lose_weights",
     "load_adapter",
     "unload_adapter",
 ]
@@ -50,6 +51,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     runs. ``preempt``, for reset_prefix_cache: take blocks from running requests, which are recomputed.
     ``info``: ``init_info`` or ``update_info`` of vLLM's weight transfer. ``first_rank``: number of the
     engine's first rank among all engines'. ``version``: the label of the weights; "": the number of updates.
+    ``lose_weights``: weights of an update are gone with an earlier process; only an update ends the refusals.
     """
 
     action: Action

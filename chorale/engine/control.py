@@ -20,6 +20,11 @@ from chorale.engine.types import GenerateRequest
 from chorale.errors import ConflictError, EngineDeadError
 
 ASLEEP = "the engine sleeps; wake it up first"
+PAUSED = "generation is paused; retry after it resumes"
+WEIGHTS_LOST = (
+    "the engine was restarted and has the weights of its start again; update its weights, or let it sleep at "
+    "level 2 and wake up to use these"
+)
 
 
 class Control:
@@ -38,7 +43,9 @@ class Control:
         self._engine, self._scheduler, self._device = engine, scheduler, device
         self._abort_all, self._is_drained = abort_all, is_drained
         self.held: dict[str, GenerateRequest] = {}
-        self.refuses = False  # new requests are refused; otherwise they are held
+        self._refuses = False  # new requests are refused; otherwise they are held
+        self.has_updated_weights = False  # also if they are lost
+        self._has_lost_weights = False
         self.sleep_level: int | None = None
         self._mode: PauseMode | None = None
         self._missing: set[str] = set()  # released memory
@@ -49,6 +56,13 @@ class Control:
     @property
     def is_paused(self) -> bool:
         return self._mode is not None
+
+    @property
+    def refusal(self) -> str:
+        """Returns why new requests are refused, or ""."""
+        if self._has_lost_weights:
+            return WEIGHTS_LOST
+        return PAUSED if self._refuses else ""
 
     @property
     def is_frozen(self) -> bool:
@@ -86,6 +100,8 @@ class Control:
             success = self._reset_cache(preempt=command.preempt)
         elif command.action == "update_weight_version":
             self._engine.set_weight_version(command.version)
+        elif command.action == "lose_weights":
+            self.has_updated_weights = self._has_lost_weights = True
         elif command.action == "unload_adapter":
             self._engine.adapters.forget(command.adapter)
         elif command.action not in ("state", *TRANSFERS):
@@ -129,7 +145,7 @@ class Control:
 
     def _pause(self, command: Command) -> None:
         if command.action == "pause":
-            self.refuses = command.mode != "keep"
+            self._refuses = command.mode != "keep"
         if self._missing:
             return  # requests are frozen already
         self._mode = command.mode
@@ -161,6 +177,7 @@ class Control:
             self._device.execute(Command(action="sleep", level=level))
             if level == 2:  # the checkpoint will be read again
                 self._engine.set_weight_version()
+                self.has_updated_weights = self._has_lost_weights = False
 
     def _resume(self) -> None:
         """End the pause. An unfinished pause, sleep or weight update is cancelled."""
@@ -170,7 +187,7 @@ class Control:
             future.set_exception(ConflictError("another command ended the pause before it was complete"))
         self._unfinished.clear()
         self._mode = self.sleep_level = None
-        self.refuses = False
+        self._refuses = False
 
     def _wake_up(self, command: Command) -> None:
         wanted = tuple(tag for tag in MEMORY if tag in self._missing and tag in (command.tags or MEMORY))
@@ -196,6 +213,7 @@ class Control:
             self._is_updating = True
         elif command.action == "finish_weight_update":
             self._num_updates += 1
+            self.has_updated_weights, self._has_lost_weights = True, False
             # The keys and values of the old weights must not meet those of the new ones.
             self._scheduler.preempt_all()
             self._engine.cache.pool.forget_all()

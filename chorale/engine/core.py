@@ -179,9 +179,14 @@ class EngineCore:
                 self.add_request(request)
 
     @property
-    def refuses(self) -> bool:
-        """Returns whether new requests should be refused, because of a pause that is not "keep"."""
-        return self._control.refuses
+    def refusal(self) -> str:
+        """Returns why new requests should be refused: a pause that is not "keep", or lost weights; or ""."""
+        return self._control.refusal
+
+    @property
+    def has_updated_weights(self) -> bool:
+        """Returns whether an update has replaced the weights with which the engine has started."""
+        return self._control.has_updated_weights
 
     # ------------------------------------------------------------------ the loop
 

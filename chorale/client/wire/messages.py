@@ -150,10 +150,11 @@ class Controlled(msgspec.Struct, frozen=True, array_like=True, tag="controlled")
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """A paused engine refuses a request, which may be sent again later."""
+    """An engine that is paused, or has lost its weights, refuses a request, which may be sent again later."""
 
     engine_id: str
     request_id: str
+    reason: str
 
 
 FromEngine = (

@@ -1,6 +1,8 @@
-"""Intent: the last pause or sleep that an engine was told, which its next process takes up after a crash.
+"""Intent: what the next process of an engine takes up after a crash: the last pause or sleep that the engine
+was told, and whether its weights were updated. These are lost, and the process refuses requests until they
+are sent again, because its own weights are not those that its clients expect.
 
-A file in the private folder of the engine's sockets. It is written before a pause or sleep begins, and
+Files in the private folder of the engine's sockets. That of a pause or sleep is written before it begins, and
 removed once the engine runs again. So after a crash in between, an engine is rather paused or asleep than
 running: it generates nothing and takes no memory that its operator does not expect. Every command may be sent
 again.
@@ -8,6 +10,7 @@ again.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import msgspec
@@ -15,16 +18,19 @@ import msgspec
 from chorale.client.base import Core
 from chorale.client.wire.messages import DECODE_ERRORS
 from chorale.engine.commands import Command
+from chorale.engine.control import WEIGHTS_LOST
 from chorale.machine.folders import write_whole
 
 NAME = "intent"
+UPDATED = "weights-updated"  # exists if the weights are not those of the start
+logger = logging.getLogger(__name__)
 
 
 class Intent:
-    """The file in ``directory``."""
+    """The files in ``directory``."""
 
     def __init__(self, directory: str | Path) -> None:
-        self._path = Path(directory) / NAME
+        self._path, self._updated = Path(directory) / NAME, Path(directory) / UPDATED
 
     def read(self) -> Command | None:
         try:
@@ -38,8 +44,17 @@ class Intent:
         else:
             write_whole(self._path, msgspec.msgpack.encode(command))
 
+    def note_weights(self, *, updated: bool) -> None:
+        if updated:
+            self._updated.touch()
+        else:
+            self._updated.unlink(missing_ok=True)
+
     def take_up(self, core: Core) -> None:
-        """Pause or put to sleep a new engine like the one before."""
+        """Pause or put to sleep a new engine like the one before; let it refuse if weights are lost."""
+        if self._updated.exists():
+            logger.warning(WEIGHTS_LOST)
+            core.control(Command(action="lose_weights")).result()
         command = self.read()
         if command is not None:
             core.control(command).result()

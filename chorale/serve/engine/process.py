@@ -187,6 +187,7 @@ class EngineInbox:
         if not done:
             return
         self._heartbeat.stats = stats = self._core.stats()
+        self._intent.note_weights(updated=self._core.has_updated_weights)
         for future in done:
             self._server_socket.answer_command(*self._commands.pop(future), future, stats)
         if not self._commands:
@@ -195,8 +196,8 @@ class EngineInbox:
     def _submit(self, client: bytes, request: GenerateRequest) -> None:
         server_socket, stats = self._server_socket, self._heartbeat.stats
         server_socket.received_from(client)
-        if self._core.refuses:
-            server_socket.refuse_for_now(client, request.request_id)
+        if refusal := self._core.refusal:
+            server_socket.refuse_for_now(client, request.request_id, refusal)
             return
         if not server_socket.own(client, request.request_id, request.sampling.n):
             server_socket.refuse(client, request, "the request id is already in use", stats)

@@ -212,9 +212,9 @@ class EngineServerSocket:
         ]
         self._send(client, StepMessage(self._engine_id, StepOutputs(chunks, stats)))
 
-    def refuse_for_now(self, client: bytes, request_id: str) -> None:
-        """Tell a client that the paused engine did not accept a request."""
-        self._send(client, Refused(self._engine_id, request_id))
+    def refuse_for_now(self, client: bytes, request_id: str, reason: str) -> None:
+        """Tell a client that the engine did not accept a request, which may be sent again later."""
+        self._send(client, Refused(self._engine_id, request_id, reason))
 
     def answer_command(self, client: bytes, number: int, future: Future[Outcome], stats: EngineStats) -> None:
         """Answer a ``Control``."""

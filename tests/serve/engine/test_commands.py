@@ -132,6 +132,28 @@ async def test_a_refused_command_does_not_change_the_state_of_a_successor() -> N
         assert await tell(r.client, "state") == ASLEEP
 
 
+UPDATE = ("pause", "start_weight_update", "update_weights", "finish_weight_update", "resume")
+
+
+@pytest.mark.parametrize("way_out", [UPDATE, ("sleep", "wake_up")], ids=["update", "sleep at level 2"])
+async def test_the_successor_of_an_updated_engine_refuses_requests(way_out: tuple[Any, ...]) -> None:
+    """It has the weights of its start, which its clients do not expect."""
+    async with rig(SLOW) as r:
+        for action in UPDATE:
+            outcome = await tell(r.client, action)
+        assert outcome == Outcome(False, False, weight_version="1")
+        killed = r.engine_pid
+        os.kill(killed, signal.SIGKILL)
+        await restarted(r, killed)
+        assert await tell(r.client, "resume") == RUNS
+        with pytest.raises(EnginePausedError):
+            await collect(r.client.submit(request("early")))
+        for action in way_out:
+            await tell(r.client, action, level=2)
+        asked = request("later")
+        assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
+
+
 async def test_kills_during_commands_leave_a_state_from_which_every_command_works() -> None:
     draw, watch = random.Random(1), WatchLimits(max_deaths=100, backoff=0.01)
     async with rig(Behaviour(step_seconds=0.002, task_seconds=0.03), watch=watch) as r:
