@@ -4,8 +4,10 @@
        └─────sleep──► paused ──► asleep ──wake_up──► running     device memory is released, then restored
     paused ──start_weight_update──► updating ──finish_weight_update──► paused       all weights change at once
                                         └──a failure, or resume──► paused          the old weights stay
+    running ──start_weight_update──► as "keep" pauses, until the update has ended: clients of vLLM do not pause
 
-A command that must wait for requests or for a step in flight (pause, sleep) is finished by a later step.
+A command that must wait for requests or for a step in flight (pause, sleep, start_weight_update) is finished
+by a later step.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class Control:
         self._mode: PauseMode | None = None
         self._missing: set[str] = set()  # released memory
         self._is_updating = False
+        self._is_paused_by_update = False
         self._num_updates = 0
         self._unfinished: list[tuple[Command, Future[Outcome]]] = []
 
@@ -66,8 +69,9 @@ class Control:
 
     @property
     def is_frozen(self) -> bool:
-        """Returns whether no step may be planned: requests are kept as they are, or memory is missing."""
-        return self._mode == "keep" or bool(self._missing)
+        """Returns whether no step may be planned: requests are kept as they are, memory is missing, or weights
+        change."""
+        return self._mode == "keep" or bool(self._missing) or self._is_updating
 
     @property
     def has_memory(self) -> bool:
@@ -77,14 +81,17 @@ class Control:
         """Execute a command, now or in a later step. The future has a ``ConflictError`` if the state does not
         allow it. Raises ``EngineError`` if the device fails; the engine cannot be used any more then."""
         future: Future[Outcome] = Future()
+        must_wait = command.action in ("pause", "sleep")
         try:
             self._check(command)
-            if command.action in TRANSFERS:
+            if command.action == "start_weight_update" and not self.is_paused:
+                must_wait = True
+            elif command.action in TRANSFERS:
                 self._transfer(command)
         except ConflictError as error:
             future.set_exception(error)
             return future
-        if command.action in ("pause", "sleep"):
+        if must_wait:
             self._pause(command)
             self._unfinished.append((command, future))
             self.settle()
@@ -144,6 +151,10 @@ class Control:
     # ------------------------------------------------------------------ pause and sleep
 
     def _pause(self, command: Command) -> None:
+        self._is_paused_by_update = command.action == "start_weight_update"
+        if self._is_paused_by_update:
+            self._mode = "keep"
+            return
         if command.action == "pause":
             self._refuses = command.mode != "keep"
         if self._missing:
@@ -161,6 +172,12 @@ class Control:
             command, future = self._unfinished.pop(0)
             if command.action == "sleep":
                 self._sleep(command.level)
+            elif command.action == "start_weight_update":
+                try:
+                    self._transfer(command)
+                except ConflictError as error:
+                    future.set_exception(error)
+                    continue
             elif command.clear_cache and self._mode != "keep":
                 self._reset_cache()
             future.set_result(self._outcome())
@@ -187,7 +204,7 @@ class Control:
             future.set_exception(ConflictError("another command ended the pause before it was complete"))
         self._unfinished.clear()
         self._mode = self.sleep_level = None
-        self._refuses = False
+        self._refuses = self._is_paused_by_update = False
 
     def _wake_up(self, command: Command) -> None:
         wanted = tuple(tag for tag in MEMORY if tag in self._missing and tag in (command.tags or MEMORY))
@@ -200,17 +217,29 @@ class Control:
     # ------------------------------------------------------------------ weight updates
 
     def _check_update(self, *, starts: bool) -> None:
-        if not self.is_paused or self._unfinished or not self._engine.is_still or "weights" in self._missing:
-            raise ConflictError("weights can be updated only while the engine is paused, and not asleep")
         if starts is self._is_updating:
-            raise ConflictError(f"{'a' if starts else 'no'} weight update is in progress; resume gives it up")
+            raise ConflictError(
+                "a weight update is in progress; resume gives it up"
+                if starts
+                else "no weight update is in progress"
+            )
+        if starts and not self.is_paused:
+            return
+        if self._unfinished or not self._engine.is_still or "weights" in self._missing:
+            raise ConflictError("weights can be updated only while the engine is paused, and not asleep")
 
     def _transfer(self, command: Command) -> None:
         """Execute a command of weight transfer. Raises ``ConflictError``; an update has then ended."""
         self._is_updating = self._is_updating and command.action not in (*UPDATES, "abandon_weight_update")
-        self._device.execute(command)
+        try:
+            self._device.execute(command)
+        except ConflictError:
+            self._end_update()
+            raise
         if command.action in UPDATES[:-1]:
             self._is_updating = True
+        elif command.action == "abandon_weight_update":
+            self._end_update()
         elif command.action == "finish_weight_update":
             self._num_updates += 1
             self.has_updated_weights, self._has_lost_weights = True, False
@@ -218,6 +247,11 @@ class Control:
             self._scheduler.preempt_all()
             self._engine.cache.pool.forget_all()
             self._engine.set_weight_version(command.version or str(self._num_updates))
+            self._end_update()
+
+    def _end_update(self) -> None:
+        if self._is_paused_by_update and not self._is_updating:
+            self._resume()
 
     def _reset_cache(self, *, preempt: bool = False) -> bool:
         if preempt:

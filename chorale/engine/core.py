@@ -217,6 +217,7 @@ class EngineCore:
                 raise EngineError("requests are waiting, but the scheduler finds nothing to do")
             chunks = self.take_chunks()
             self._control.settle()
+            self._enter_held()
         except Exception as error:
             self._handles.clear()
             self._engine.fail(f"the engine failed: {error}", self._clock())

@@ -313,12 +313,40 @@ def test_after_each_failure_the_old_weights_answer_with_the_same_bits(root: Path
         core.shutdown()
 
 
-@pytest.mark.parametrize("action", ["start_weight_update", "update_weights", "finish_weight_update"])
-def test_a_running_engine_refuses_an_update(root: Path, action: str) -> None:
-    core = start(root, "old")
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_update_pauses_a_running_engine_until_it_ends(root: Path, fails: bool) -> None:
+    """TRL's client sends no pause."""
+    core, prompt = start(root, "old", async_scheduling=True), random_prompt(5, 40)
     try:
-        with pytest.raises(ConflictError):
-            tell(core, action)
+        tell(core, "init_weight_transfer_engine")
+        for action in ("update_weights", "finish_weight_update"):
+            with pytest.raises(ConflictError):
+                tell(core, action)
+        core.add_request(request("a", prompt, temperature=0, max_tokens=30))
+        chunks = [chunk for _ in range(12) for chunk in core.step()]
+        started = core.control(Command(action="start_weight_update"))
+        core.add_request(request("b", prompt, temperature=0, max_tokens=9))
+        while not started.done():
+            chunks += core.step()
+        assert started.result().is_paused
+        assert not core.has_work
+        if fails:
+            with pytest.raises(ConflictError):
+                send(core, root / "none")
+        else:
+            send(core, root / "published")
+            tell(core, "pause", mode="wait")  # an operator's pause stays, and nothing runs before the end
+            assert not core.has_work
+            tell(core, "finish_weight_update")
+            assert tell(core, "state").is_paused
+            tell(core, "resume")
+        assert not tell(core, "state").is_paused
+        while core.has_work:
+            chunks += core.step()
+        counts = {name: sum(len(c.token_ids) for c in chunks if c.request_id == name) for name in "ab"}
+        assert counts == {"a": 30, "b": 9}
+        versions = {chunk.weight_version for chunk in chunks if chunk.weight_version}
+        assert versions == ({"default"} if fails else {"default", "1"})
     finally:
         core.shutdown()
 
