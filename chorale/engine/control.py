@@ -4,7 +4,7 @@
        └─────sleep──► paused ──► asleep ──wake_up──► running     device memory is released, then restored
     paused ──start_weight_update──► updating ──finish_weight_update──► paused       all weights change at once
                                         └──a failure, or resume──► paused          the old weights stay
-    running ──start_weight_update──► as "keep" pauses, until the update has ended: clients of vLLM do not pause
+    running ──start_weight_update──► updating, requests frozen ──its end──► running    vLLM needs no pause
 
 A command that must wait for requests or for a step in flight (pause, sleep, start_weight_update) is finished
 by a later step.
@@ -46,7 +46,6 @@ class Control:
         self._abort_all, self._is_drained = abort_all, is_drained
         self.held: dict[str, GenerateRequest] = {}
         self._refuses = False  # new requests are refused; otherwise they are held
-        self.has_updated_weights = False  # also if they are lost
         self._has_lost_weights = False
         self.sleep_level: int | None = None
         self._mode: PauseMode | None = None
@@ -69,8 +68,8 @@ class Control:
 
     @property
     def is_frozen(self) -> bool:
-        """Returns whether no step may be planned: requests are kept as they are, memory is missing, or weights
-        change."""
+        """Returns whether no step may be planned: requests are kept as they are, memory is missing, or the
+        weights change."""
         return self._mode == "keep" or bool(self._missing) or self._is_updating
 
     @property
@@ -108,7 +107,7 @@ class Control:
         elif command.action == "update_weight_version":
             self._engine.set_weight_version(command.version)
         elif command.action == "lose_weights":
-            self.has_updated_weights = self._has_lost_weights = True
+            self._has_lost_weights = True
         elif command.action == "unload_adapter":
             self._engine.adapters.forget(command.adapter)
         elif command.action not in ("state", *TRANSFERS):
@@ -194,7 +193,7 @@ class Control:
             self._device.execute(Command(action="sleep", level=level))
             if level == 2:  # the checkpoint will be read again
                 self._engine.set_weight_version()
-                self.has_updated_weights = self._has_lost_weights = False
+                self._has_lost_weights = False
 
     def _resume(self) -> None:
         """End the pause. An unfinished pause, sleep or weight update is cancelled."""
@@ -242,7 +241,7 @@ class Control:
             self._end_update()
         elif command.action == "finish_weight_update":
             self._num_updates += 1
-            self.has_updated_weights, self._has_lost_weights = True, False
+            self._has_lost_weights = False
             # The keys and values of the old weights must not meet those of the new ones.
             self._scheduler.preempt_all()
             self._engine.cache.pool.forget_all()

@@ -173,20 +173,14 @@ class EngineCore:
 
     def _enter_held(self) -> None:
         if self._control.held and not self._control.is_paused:
-            held = list(self._control.held.values())
-            self._control.held.clear()
-            for request in held:
+            held, self._control.held = self._control.held, {}
+            for request in held.values():
                 self.add_request(request)
 
     @property
     def refusal(self) -> str:
         """Returns why new requests should be refused: a pause that is not "keep", or lost weights; or ""."""
         return self._control.refusal
-
-    @property
-    def has_updated_weights(self) -> bool:
-        """Returns whether an update has replaced the weights with which the engine has started."""
-        return self._control.has_updated_weights
 
     # ------------------------------------------------------------------ the loop
 

@@ -61,7 +61,7 @@ async def update_weight_version(state: ServerState, request: Request) -> Respons
 
 
 async def weight_info(state: ServerState, request: Request) -> Response:
-    """Returns the label of the weights. An engine that was restarted has those of its start again."""
+    """Returns the label of the weights. An engine that was restarted has those of its start."""
     version = (await state.client.control(Command(action="state"))).weight_version
     if not version:
         raise ConflictError("the engines have weights of different versions; update all of them")

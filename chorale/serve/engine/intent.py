@@ -44,10 +44,11 @@ class Intent:
         else:
             write_whole(self._path, msgspec.msgpack.encode(command))
 
-    def note_weights(self, *, updated: bool) -> None:
-        if updated:
+    def note(self, done: Command) -> None:
+        """Remember what a command did to the weights."""
+        if done.action == "finish_weight_update":
             self._updated.touch()
-        else:
+        elif done.action == "sleep" and done.level == 2:
             self._updated.unlink(missing_ok=True)
 
     def take_up(self, core: Core) -> None:

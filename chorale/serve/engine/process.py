@@ -89,7 +89,7 @@ class EngineInbox:
         self._draining = False
         self._checks: dict[Future[str | None], tuple[bytes, int]] = {}  # grammar checks in progress
         self._intent = intent
-        self._commands: dict[Future[Outcome], tuple[bytes, int]] = {}  # commands in progress
+        self._commands: dict[Future[Outcome], tuple[bytes, Control]] = {}  # commands in progress
 
     def drain(self) -> None:
         """End the loop once all work is done."""
@@ -179,7 +179,7 @@ class EngineInbox:
                 intent.write(before)
             elif not future.result().is_paused:
                 intent.write(None)
-        self._commands[future] = client, message.number
+        self._commands[future] = client, message
 
     def _answer_commands(self) -> None:
         """Answer the commands that are done, after the chunks of the step that finished them."""
@@ -187,9 +187,11 @@ class EngineInbox:
         if not done:
             return
         self._heartbeat.stats = stats = self._core.stats()
-        self._intent.note_weights(updated=self._core.has_updated_weights)
         for future in done:
-            self._server_socket.answer_command(*self._commands.pop(future), future, stats)
+            client, message = self._commands.pop(future)
+            if future.exception() is None:
+                self._intent.note(message.command)
+            self._server_socket.answer_command(client, message.number, future, stats)
         if not self._commands:
             self._heartbeat.announce("")
 
