@@ -18,7 +18,7 @@ import pytest
 
 from chorale.machine.processes import die_with_parent
 from tests.examples.conftest import NAME
-from tests.support.served import Served, free_port
+from tests.support.served import Served, free_port, serving
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -139,6 +139,21 @@ def test_anthropic_messages(interpreter: subprocess.Popen[str]) -> None:
     needs("anthropic")
     printed = python(interpreter, "anthropic_messages.py")
     assert re.fullmatch(r"Thinking: .+\n\nAnswer: 17 \+ 25 = 42\n\[\d+ tokens\]\n", printed, re.DOTALL)
+
+
+@pytest.mark.slow  # transformers takes ten seconds to import and load
+def test_grpo(tmp_path: Path) -> None:
+    """On a server of its own. The script fails if rollouts are not of the weights that it sent."""
+    config = f'{{"backend": "checkpoint", "allowed_folders": ["{tmp_path}"]}}'
+    options = ("--logprobs-mode", "processed_logprobs", "--weight-transfer-config", config)
+    with serving("demo", tmp_path, *options) as server:
+        sizes = ("--updates", "2", "--questions", "2", "--samples", "3")
+        folders = ("--folder", str(tmp_path), "--chart", str(tmp_path / "chart.svg"))
+        printed = run(server, sys.executable, str(EXAMPLES / "grpo.py"), *folders, *sizes)
+        assert server.ask("/weight_info") == (200, {"weight_version": "2"})
+    # Both compute in float32, in another order: 4.6e-5 was the worst of 725 tokens.
+    assert float(printed.split()[-1]) < 1e-3
+    assert (tmp_path / "chart.svg").read_text().count("<circle") == 2
 
 
 def test_openai_agents(interpreter: subprocess.Popen[str]) -> None:

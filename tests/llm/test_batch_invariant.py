@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import mixes
 from benchmarks.mixes import Comparison, make_requests
-from chorale import LLM
+from chorale import LLM, SamplingParams
 from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 
@@ -90,3 +91,29 @@ def test_the_comparison_finds_a_difference(folder: Path, comparison: Comparison)
     finally:
         comparison.alone[0] = tokens, scores
     assert comparison.seen["different"] == 1
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_a_rollout_that_is_scored_again_has_the_same_bits(folder: Path, mode: Any) -> None:
+    """The experts of each position and the log-probability of each token, before and after filters: from
+    decoding in a batch, and from one prefill of the tokens."""
+    prompts = [[(7 * n + place) % 512 for place in range(9 + 11 * n)] for n in range(8)]
+    filters: Any = {"temperature": 0.7, "top_p": 0.9, "top_k": 40}
+    with LLM(str(folder), **USUAL, enable_return_routed_experts=True, logprobs_mode=mode) as llm:
+
+        def generate(some: list[list[int]], **fields: Any) -> Any:
+            params = SamplingParams(**{"seed": 3, "logprobs": 0, "ignore_eos": True, **filters, **fields})
+            return llm.generate(prompt_token_ids=some, sampling_params=params, use_tqdm=False)
+
+        for prompt, output in zip(prompts, generate(prompts, max_tokens=12), strict=True):
+            rollout, whole = output.outputs[0], prompt + output.outputs[0].token_ids
+            ends = range(len(prompt), len(whole))
+            [scored] = generate([whole], max_tokens=1, prompt_logprobs=0)
+            again = [scored.prompt_logprobs[end][whole[end]] for end in ends]
+            if mode == "processed_logprobs":
+                one: Any = {"max_tokens": 1, "logprobs": None}
+                each = [generate([whole[:end]], **one, logprob_token_ids=[whole[end]])[0] for end in ends]
+                again = [next(iter(made.outputs[0].logprobs[0].values())) for made in each]
+            found = [entry[token] for entry, token in zip(rollout.logprobs, rollout.token_ids, strict=True)]
+            assert [one.logprob for one in again] == [one.logprob for one in found]
+            np.testing.assert_array_equal(rollout.routed_experts, scored.outputs[0].routed_experts[:-1])
