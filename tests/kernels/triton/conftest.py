@@ -11,9 +11,9 @@ from collections import defaultdict
 import pytest
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from tests.support.kernels.interpreter import find_builtins_once
+    from tests.support.kernels.interpreter import look_up_once
 
-    find_builtins_once()
+    look_up_once()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -12,11 +12,11 @@ from chorale.kernels.ops import SamplingInputs
 from chorale.kernels.reference.sampling.filters import NEGLIGIBLE, filter_scores
 from chorale.kernels.reference.sampling.noise import row_keys
 from chorale.kernels.triton.sampling.sample import sample
-from chorale.kernels.triton.sampling.thresholds import thresholds
+from chorale.kernels.triton.sampling.thresholds import BLOCK, BLOCKS, thresholds
 from tests.kernels.triton.twins import DEVICE
 from tests.support.kernels.filter_answers import ANSWERS, answer_rows
 
-V = 4200  # two pieces
+V = BLOCK * BLOCKS + 52  # two pieces
 # top_k, top_p, min_p
 FILTERS = {
     "k": (20.0, 1.0, 0.0),
@@ -72,7 +72,7 @@ def test_the_same_tokens_are_kept() -> None:
 
 
 def test_the_known_tokens_are_kept_in_vllms_order() -> None:
-    logits, filters, left = answer_rows(V)
+    logits, filters, left = answer_rows(BLOCK)
     edge = edges(logits, filters, torch.ones(len(left)))
     for row, expected in enumerate(left):
         assert set((logits[row] >= edge[row]).nonzero()[:, 0].tolist()) == expected, ANSWERS[row]

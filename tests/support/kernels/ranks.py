@@ -13,7 +13,7 @@ import torch.multiprocessing as processes
 from triton.runtime import interpreter
 
 from chorale.machine.processes import die_with_parent
-from tests.support.kernels.interpreter import find_builtins_once
+from tests.support.kernels.interpreter import look_up_once
 
 SECONDS = 60.0  # longest wait for a rank on a busy machine
 FORK = processes.get_context("fork")  # torch and Triton are imported once
@@ -28,7 +28,7 @@ def on_ranks(size: int, labels: Iterable[str], work: Work) -> None:
         die_with_parent(parent)
         torch.set_num_threads(1)
         _yield_between_polls()
-        find_builtins_once()
+        look_up_once()
         work(rank, result.send)
 
     started = [FORK.Process(target=run_rank, args=(rank, end)) for rank, (_, end) in enumerate(pipes)]
