@@ -14,7 +14,7 @@ from chorale.model.config_writer import make_config
 from tests.support.device.head_worlds import check_head_world, head_engine
 from tests.support.runtime import SIZES
 
-REQUESTS = 20  # of a world
+REQUESTS = 12  # of a world
 SMALL = SIZES | {"layers": 2, "experts": 4, "hidden": 32, "inter": 32, "heads": 4, "sliding_window": 16}
 WRONG = (None, 0.0, 0.2, 0.6)  # None: a random head
 
