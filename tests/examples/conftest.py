@@ -22,7 +22,7 @@ OPTIONS = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def example_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with serving("demo", tmp_path_factory.mktemp("examples"), *OPTIONS) as server:
         yield server

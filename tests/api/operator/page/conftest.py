@@ -12,7 +12,8 @@ from tests.support.browsers.tab import SIZE, Tab
 _BROWSERS = {"chromium": (chromium.PATH, chromium.Page), "firefox": (firefox.PATH, firefox.Firefox)}
 
 
-@pytest.fixture(scope="session", params=["chromium", pytest.param("firefox", marks=pytest.mark.slow)])
+# Ends when the worker leaves these tests: an idle browser takes CPU time.
+@pytest.fixture(scope="package", params=["chromium", pytest.param("firefox", marks=pytest.mark.slow)])
 def browser(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     path, kind = _BROWSERS[request.param]
     if path is None:

@@ -50,7 +50,7 @@ class Browser(Page):
     requests: list[str]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # ends when the worker leaves these tests: an idle browser takes CPU time
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if PATH is None:
         pytest.skip("there is no Chromium on this machine")
