@@ -61,7 +61,7 @@ def _patch_once_a_grid() -> None:
 
 
 def _find_dtypes_once() -> None:
-    """Cache NumPy's type of each scalar type. The interpreter makes a table of them all for each operation."""
+    """Cache NumPy's type of each scalar type. The interpreter makes a table of them for each operation."""
     make_dtype = interpreter._get_np_dtype
     dtypes: dict[str, np.dtype[Any]] = {}
 
