@@ -244,17 +244,14 @@ def test_blocks_of_window_layers_are_given_back_as_the_sequence_moves() -> None:
 
 
 def test_admissions_leave_room_so_that_running_requests_are_seldom_preempted() -> None:
-    """Short prompts, long outputs, a pool that cannot hold them all: 164 with the room, 194 without."""
-    preempted = 0
-    for seed in range(3):
-        engine = Engine(num_blocks=1000, max_num_seqs=64, max_num_batched_tokens=256, max_model_len=2000)
-        draw = random.Random(seed)
-        for number in range(120):
-            prompt = [draw.randrange(10, 900) for _ in range(draw.randrange(8, 20))]
-            engine.add(str(number), prompt, max_tokens=draw.randrange(60, 140))
-        engine.run()
-        preempted += engine.core.stats().num_preemptions
-    assert 0 < preempted < 180
+    """Short prompts, long outputs, a pool that cannot hold them all: 67 with the room, 82 without."""
+    engine = Engine(num_blocks=1000, max_num_seqs=64, max_num_batched_tokens=256, max_model_len=2000)
+    draw = random.Random(1)
+    for number in range(120):
+        prompt = [draw.randrange(10, 900) for _ in range(draw.randrange(8, 20))]
+        engine.add(str(number), prompt, max_tokens=draw.randrange(60, 140))
+    engine.run()
+    assert 0 < engine.core.stats().num_preemptions < 75
 
 
 # --------------------------------------------------------------------------- limits of the operator

@@ -37,6 +37,7 @@ from chorale.engine.types import (
 from chorale.errors import EngineError
 
 U64 = npt.NDArray[np.uint64]
+Slots = tuple[IntArray, IntArray]  # blocks, and offsets in them
 MASK = 2**64 - 1
 MULTIPLIER = 0x9E3779B97F4A7C15  # odd: multiplication by it permutes 64-bit numbers
 
@@ -384,24 +385,27 @@ class FakeExecutor:
 
     def _sample(self, state: FakeRow, length: int) -> int:
         """Read the prefix of ``length`` tokens back through both tables; its hash determines the token."""
-        tokens = self._tokens[self._slots(state, CacheGroup.FULL, 0, length)]
+        where = self._slots(state, CacheGroup.FULL, 0, length)
+        tokens = self._tokens[where]
         hashes = self.model.prefix_hashes(tokens)
-        self._verify(state, CacheGroup.FULL, 0, tokens, hashes)
+        self._verify(state, CacheGroup.FULL, 0, where, tokens, hashes)
         first = max(0, length - self._limits.sliding_window)
-        self._verify(state, CacheGroup.WINDOW, first, tokens[first:], hashes[first:])
+        where = self._slots(state, CacheGroup.WINDOW, first, length)
+        self._verify(state, CacheGroup.WINDOW, first, where, tokens[first:], hashes[first:])
         num_output = length - state.start.num_prompt_tokens
         return self.model.next_token(int(hashes[-1]), num_output, state.start.sampling, state.start.seed)
 
-    def _verify(self, state: FakeRow, group: CacheGroup, start: int, tokens: IntArray, hashes: U64) -> None:
-        where = self._slots(state, group, start, start + len(tokens))
-        good = (
-            (self._tokens[where] == tokens) & (self._hashes[where] == hashes) & (self._groups[where] == group)
-        )
+    def _verify(
+        self, state: FakeRow, group: CacheGroup, start: int, where: Slots, tokens: IntArray, hashes: U64
+    ) -> None:
+        """Compare what slots ``where`` hold with the tokens from position ``start`` and their hashes."""
+        good = (self._tokens[where] == tokens) & (self._hashes[where] == hashes)
+        good &= self._groups[where] == group.value
         if not good.all():
             position = start + int(np.flatnonzero(~good)[0])
             raise EngineError(f"row {state.start.row}: {group.name} position {position} holds another prefix")
 
-    def _slots(self, state: FakeRow, group: CacheGroup, start: int, stop: int) -> tuple[IntArray, IntArray]:
+    def _slots(self, state: FakeRow, group: CacheGroup, start: int, stop: int) -> Slots:
         """Return the blocks and offsets of positions [start, stop)."""
         positions = np.arange(start, stop, dtype=np.int32)
         table, bs = state.tables[group], self._limits.block_size
