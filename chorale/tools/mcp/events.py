@@ -13,8 +13,8 @@ from chorale.tools.mcp.wire import MAX_MESSAGE_BYTES, McpError
 MAX_LINES = 100_000
 LINES_PER_SECOND = 10_000
 # Bytes of a chunk that are parsed before other tasks run: 227 events without content, which the reader and
-# its caller handle in 1.2 ms. A timer that is due fires after up to three pieces (8 KiB took 14 ms of CPU time,
-# and 40 ms if the processor's caches were cold).
+# its caller handle in 1.2 ms. A timer that is due fires after up to three pieces (8 KiB took 14 ms of CPU
+# time, and 40 ms if the processor's caches were cold).
 _PIECE = 2 * 1024
 
 
