@@ -113,14 +113,16 @@ class AdapterStore:
 
     # ------------------------------------------------------------------ steps
 
-    def start_rows(self, plan: StepPlan) -> None:
-        """Note the adapters of the rows that start. Call before anything else for the plan."""
+    def start_rows(self, plan: StepPlan) -> int:
+        """Note the adapters of the rows that start, and return what those of the plan's rows change. Call
+        before anything else for the plan."""
         changed = False
         for start in plan.starts:
             changed |= bool(self._row_slots[start.row] != start.adapter_slot)
             self._row_slots[start.row] = start.adapter_slot
         if changed and self._memory is not None:
             self._device_slots.copy_(self._device.upload(self._row_slots.copy()))
+        return self.reach(plan)
 
     @property
     def can_capture(self) -> bool:
@@ -156,3 +158,8 @@ class AdapterStore:
 
     def _uploaded_indices(self, array: np.ndarray[tuple[int], np.dtype[np.integer]]) -> torch.Tensor:
         return self._device.upload(array.astype(np.int32)).long()
+
+
+def captures(adapters: AdapterStore | None, reach: int) -> bool:
+    """Return whether steps whose adapters change ``reach`` can be captured."""
+    return reach == NONE or (adapters is not None and adapters.can_capture)

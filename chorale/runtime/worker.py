@@ -21,7 +21,7 @@ from chorale.engine.types import StepPlan, StepResult
 from chorale.kernels.adapters import NONE
 from chorale.kernels.ops import ForwardBatch
 from chorale.model.gpt_oss import AuxStates, GptOss
-from chorale.runtime.adapters import AdapterStore
+from chorale.runtime.adapters import AdapterStore, captures
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.drafting import Drafting
 from chorale.runtime.offload.transfers import PageTransfers
@@ -89,12 +89,10 @@ class Worker:
         drafting = self._drafting
         if drafting is not None:
             drafting.start(plan)
-        reach = NONE
-        if self._adapters is not None:
-            self._adapters.start_rows(plan)
-            reach = self._adapters.reach(plan)
-        if self._captures(reach) and self._decode_graphs is not None and self._decode_graphs.takes(plan):
-            return self._with_experts(plan, self._run_decode_graph(self._decode_graphs, plan, reach))
+        reach = NONE if self._adapters is None else self._adapters.start_rows(plan)
+        graphs = self._decode_graphs if captures(self._adapters, reach) else None
+        if graphs is not None and graphs.takes(plan):
+            return self._with_experts(plan, self._run_graph(graphs, plan, reach))
         if reach != NONE:  # steps with drafts and adapters are not captured
             return self._with_experts(plan, self._run_launched(plan, reach))
         if drafting is not None and drafting.graphs is not None and drafting.graphs.takes(plan):
@@ -102,10 +100,6 @@ class Worker:
             width = drafting.graphs.last_width
             return self._with_experts(plan, lambda: grid_result(plan, fetch()), width)
         return self._with_experts(plan, self._run_launched(plan))
-
-    def _captures(self, reach: int) -> bool:
-        """Returns whether steps whose adapters change ``reach`` are captured."""
-        return reach == NONE or (self._adapters is not None and self._adapters.can_capture)
 
     def _with_experts(
         self, plan: StepPlan, fetch: Callable[[], StepResult], width: int | None = None
@@ -156,7 +150,7 @@ class Worker:
         """Return hidden states [T, H]; if there is a draft head, also the batch and the states that it
         reads."""
         mixed, head = self._mixed_graphs, None
-        padded = mixed.padded(plan) if mixed is not None and self._captures(reach) else None
+        padded = mixed.padded(plan) if mixed is not None and captures(self._adapters, reach) else None
         if self._drafting is not None and plan.num_made >= 0:
             head = self._drafting.head
         if mixed is None or padded is None:
@@ -171,9 +165,8 @@ class Worker:
 
     @torch.inference_mode()
     def capture_decode(self, rows: int, longest: int, filtered: bool = False, reach: int = NONE) -> None:
-        """Capture the graph of a decode step before it is needed. ``reach``: what adapters may change; does
-        nothing where such steps are not captured."""
-        if self._decode_graphs is not None and self._captures(reach):
+        """Capture the graph of a decode step before it is needed. ``reach``: what adapters may change."""
+        if self._decode_graphs is not None and captures(self._adapters, reach):
             self._decode_graphs.graph(rows, longest, filtered, reach)
 
     @torch.inference_mode()
@@ -184,9 +177,8 @@ class Worker:
 
     @torch.inference_mode()
     def try_size(self, num_tokens: int, rows: int = MIXED_ROWS[0], reach: int = NONE) -> None:
-        """Run a forward pass of ``num_tokens`` dummy tokens, captured if possible, to compile its kernels.
-        ``reach``: as in ``capture_decode``."""
-        if self._mixed_graphs is None or not self._captures(reach):
+        """Run a forward pass of ``num_tokens`` dummy tokens, captured if possible, to compile its kernels."""
+        if self._mixed_graphs is None or not captures(self._adapters, reach):
             return
         if num_tokens in self._mixed_graphs.sizes:
             self._mixed_graphs.graph(num_tokens, rows, reach)
@@ -198,26 +190,22 @@ class Worker:
                 batch = replace(batch, adapters=self._adapters.of_rows(tokens, reach))
             self._model.hidden(batch, self._kv)
 
-    def _run_decode_graph(
-        self, decode_graphs: DecodeGraphRunner, plan: StepPlan, reach: int
-    ) -> Callable[[], StepResult]:
+    def _run_graph(self, graphs: DecodeGraphRunner, plan: StepPlan, reach: int) -> Callable[[], StepResult]:
         """Run a decode step in static memory. Rows that need it are sampled again from its logits."""
-        launch = decode_graphs.launch(plan, reach)
+        launch = graphs.launch(plan, reach)
         layout = single_samples(np.arange(len(plan.rows)))
         again = np.flatnonzero(self._buffers.rows.needs_resampling[plan.rows])
         if not len(again):
-            collect = decode_graphs.collect(launch)
+            collect = graphs.collect(launch)
             return lambda: make_result(plan, layout, [], [], [collect()])
         positions = plan.num_computed[again].astype(np.int64) + 1
         batch = self._buffers.sampling_of(plan.rows[again], positions)
         is_all = len(again) == len(plan.rows)
         index = None if is_all else self._device.upload(again.astype(np.int32)).long()
         masks = self._grammar.masks(batch.rows)
-        tokens, wanted = self._choose(
-            lambda some: decode_graphs.logits(launch, some, index), batch, again, masks
-        )
+        tokens, wanted = self._choose(lambda some: graphs.logits(launch, some, index), batch, again, masks)
         if index is not None:
-            tokens = decode_graphs.tokens[: len(plan.rows)].clone().index_copy_(0, index, tokens)
+            tokens = graphs.tokens[: len(plan.rows)].clone().index_copy_(0, index, tokens)
         fetch = self._start_download(tokens, wanted)
         self._grammar.sampled(plan.rows, fetch)
         return lambda: make_result(plan, layout, wanted, [], fetch())
