@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 if TYPE_CHECKING:
     import torch
 
-# What adapters change: nothing; only attention; experts too; anything.
+# What the adapters of a step change: nothing; attention; experts too; also the router or the head.
 NONE, ATTENTION, EXPERTS, WHOLE = range(4)
 _Part = TypeVar("_Part")
 
@@ -68,6 +68,7 @@ class Adapter:
 
     @property
     def reach(self) -> int:
+        """What the adapter changes: ``ATTENTION``, ``EXPERTS`` or ``WHOLE``."""
         if self.head is not None or any(layer.router is not None for layer in self.layers):
             return WHOLE
         return EXPERTS if any(layer.has_experts for layer in self.layers) else ATTENTION
@@ -141,7 +142,7 @@ class AdapterSlots(Protocol):
         ...
 
     def write(self, slot: int, adapter: Adapter) -> None:
-        """Replace the adapter of a slot that no step uses, on the current stream."""
+        """Write an adapter into a slot that no step uses, on the current stream."""
         ...
 
     def batch(self, slots: torch.Tensor, reach: int) -> Any:

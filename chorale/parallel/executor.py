@@ -117,7 +117,7 @@ class RankedAdapters:
         self._first.forget(adapter_id)
 
     def close(self) -> None:
-        """Calls in progress end when the ranks do."""
+        """Close this rank's service. Calls to other ranks end when their processes end."""
         self._first.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 

@@ -20,7 +20,7 @@ from chorale.kernels.cpu.experts import CpuExperts
 from chorale.kernels.cpu.linear import CpuLinear
 from chorale.kernels.cpu.ops import CpuRouter, cpu_ops, lm_head, route
 from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, RouterWeights
-from chorale.kernels.reference.lora import Around, lora_ops
+from chorale.kernels.reference.lora import BaseOps, lora_ops
 from chorale.kernels.reference.one_by_one import attention_of_each
 from chorale.kernels.reference.sampling.shared_sampling import gather_logits
 from chorale.kernels.reference.shared_ops import embed
@@ -56,7 +56,7 @@ def invariant_ops(precision: Precision, fixed: FixedSums, rank: Rank | None) -> 
         pack_experts=pack_experts,
         detail=f"{ops.detail}, batch-invariant",
     )
-    lora = lora_ops(Around(ops, add_experts, router_logits, linear, partial(exchange, rank)))
+    lora = lora_ops(BaseOps(ops, add_experts, router_logits, linear, partial(exchange, rank)))
     if rank is None:
         return replace(ops, lora=lora)
 

@@ -22,7 +22,7 @@ from chorale.kernels.cpu.sampler import CpuSampler
 from chorale.kernels.cpu.threads import set_threads
 from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, RouterWeights
 from chorale.kernels.reference.dense.draft import REFERENCE_DRAFT_OPS, norm_rope_cache
-from chorale.kernels.reference.lora import Around, lora_ops
+from chorale.kernels.reference.lora import BaseOps, lora_ops
 from chorale.kernels.reference.ops import REFERENCE_OPS
 
 
@@ -138,4 +138,4 @@ def cpu_ops(precision: Precision, fixed: bool = False) -> Ops:
             pack_gated=pack_gated,
         ),
     )
-    return replace(ops, lora=lora_ops(Around(ops, router_logits=router_logits)))
+    return replace(ops, lora=lora_ops(BaseOps(ops, router_logits=router_logits)))

@@ -28,8 +28,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *no
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
-    """The ops of a rank, whose ``qkv``, ``output`` and ``head`` matrices can be called, and parts of them."""
+class BaseOps:
+    """A rank's plain ops, which adapters extend, and parts of them. The matrices can be called."""
 
     ops: Ops
     # (normed, expert_ids, gates, experts or ``AdaptedExperts``, x) -> x plus the rank's sum
@@ -45,12 +45,12 @@ class Around:
         return self.linear(self.linear(x, part.a, None, *norm), part.b, part.bias).float()
 
 
-def lora_ops(around: Around) -> LoraOps:
+def lora_ops(base: BaseOps) -> LoraOps:
     return LoraOps(
-        qkv_rope_cache=partial(qkv_rope_cache, around),
-        project_and_route=partial(project_and_route, around),
-        moe=partial(moe, around),
-        lm_head=partial(lm_head, around),
+        qkv_rope_cache=partial(qkv_rope_cache, base),
+        project_and_route=partial(project_and_route, base),
+        moe=partial(moe, base),
+        lm_head=partial(lm_head, base),
     )
 
 
@@ -58,7 +58,7 @@ def lora_ops(around: Around) -> LoraOps:
 class _Added:
     """A matrix whose product gets additions for some tokens."""
 
-    around: Around
+    base: BaseOps
     matrix: Any
     parts: list[tuple[LowRank, torch.Tensor]]
 
@@ -73,41 +73,41 @@ class _Added:
 
     def _add(self, y: torch.Tensor, x: torch.Tensor, norm: tuple[Any, ...]) -> torch.Tensor:
         for part, rows in self.parts:
-            added = self.around.addition(part, x.index_select(0, rows), *norm)
+            added = self.base.addition(part, x.index_select(0, rows), *norm)
             y[:, part.first : part.first + added.shape[1]].index_add_(0, rows, added.to(y.dtype))
         return y
 
 
 def qkv_rope_cache(
-    around: Around, x: torch.Tensor, normed: torch.Tensor | None, weights: QkvWeights, *given: Any
+    base: BaseOps, x: torch.Tensor, normed: torch.Tensor | None, weights: QkvWeights, *given: Any
 ) -> torch.Tensor:
     """``given``: eps, rope, plan, group, kv, adapters, layer."""
     *rest, adapters, layer = given
     parts = [(part, rows) for adapter, rows in adapters.in_layer(layer) for part in adapter.qkv]
-    added = replace(weights, linear=_Added(around, weights.linear, parts))
-    return around.ops.qkv_rope_cache(x, normed, added, *rest)
+    added = replace(weights, linear=_Added(base, weights.linear, parts))
+    return base.ops.qkv_rope_cache(x, normed, added, *rest)
 
 
 def project_and_route(
-    around: Around, attended: torch.Tensor, linear: Any, *given: Any
+    base: BaseOps, attended: torch.Tensor, linear: Any, *given: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """``linear``: the output projection, or a list of the matrices of its parts (``FixedSums``). ``given``:
     x, weights, eps, adapters, layer."""
     x, weights, eps, adapters, layer = given
     own = adapters.in_layer(layer)
     parts = [(adapter.output, rows) for adapter, rows in own if adapter.output is not None]
-    added: Any = _Added(around, linear, parts)
+    added: Any = _Added(base, linear, parts)
     if isinstance(linear, list):
         begins = accumulate((each.columns for each in linear), initial=0)
         added = [
-            _Added(around, each, [(_columns(part, begin, each.columns), rows) for part, rows in parts])
+            _Added(base, each, [(_columns(part, begin, each.columns), rows) for part, rows in parts])
             for each, begin in zip(linear, begins, strict=False)
         ]
-    x, normed, expert_ids, gates = around.ops.project_and_route(attended, added, x, weights, eps)
+    x, normed, expert_ids, gates = base.ops.project_and_route(attended, added, x, weights, eps)
     for adapter, rows in own:
         if adapter.router is not None:
             inputs = normed.index_select(0, rows).float()
-            logits = around.router_logits(weights.linear, inputs) + around.addition(adapter.router, inputs)
+            logits = base.router_logits(weights.linear, inputs) + base.addition(adapter.router, inputs)
             top = torch.topk(logits, weights.top_k, dim=-1)
             expert_ids[rows] = top.indices
             gates[rows] = torch.softmax(top.values, dim=-1)
@@ -123,7 +123,7 @@ def _columns(part: LowRank, begin: int, count: int) -> LowRank:
 class AdaptedExperts:
     """A layer's experts as one adapter changes them."""
 
-    around: Around
+    base: BaseOps
     experts: Any
     adapter: LayerAdapter
 
@@ -144,7 +144,7 @@ class AdaptedExperts:
     def up(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.experts.up(expert, x)
         own = None if self.adapter.gate_up is None else self.adapter.gate_up.of(expert)
-        return y if own is None else y.add_(self.around.addition(own, x))
+        return y if own is None else y.add_(self.base.addition(own, x))
 
     def back(self, expert: int, inner: torch.Tensor) -> torch.Tensor:
         """[n, I] -> [n, H], or [P, n, H]: the addends of parts of the columns."""
@@ -153,35 +153,35 @@ class AdaptedExperts:
         ends = (inner.shape[1],) if y.dim() == 2 else self.ends
         for part, (begin, end) in zip(y.view(len(ends), *y.shape[-2:]), pairwise((0, *ends)), strict=True):
             if own is not None:
-                part += self.around.addition(_columns(own, begin, end - begin), inner[:, begin:end])
+                part += self.base.addition(_columns(own, begin, end - begin), inner[:, begin:end])
         return y
 
 
-def moe(around: Around, *given: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+def moe(base: BaseOps, *given: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """``given``: the arguments of ``Ops.moe``, adapters, layer."""
     *plain, adapters, layer = given
     normed, expert_ids, gates, experts, x = plain[:5]
     adapted = [(adapter, rows) for adapter, rows in adapters.in_layer(layer) if adapter.has_experts]
     if not adapted:
-        return around.ops.moe(*plain)
+        return base.ops.moe(*plain)
     is_plain = torch.ones(len(x), dtype=torch.bool, device=x.device)
     for _, rows in adapted:
         is_plain[rows] = False
     groups: list[tuple[Any, torch.Tensor]] = [(experts, is_plain.nonzero().squeeze(1))]
-    groups += [(AdaptedExperts(around, experts, adapter), rows) for adapter, rows in adapted]
+    groups += [(AdaptedExperts(base, experts, adapter), rows) for adapter, rows in adapted]
 
     def add(own: torch.Tensor) -> torch.Tensor:
         for some, rows in groups:
             if len(rows):
                 *inputs, sums = (each.index_select(0, rows) for each in (normed, expert_ids, gates, own))
-                own.index_copy_(0, rows, around.add_experts(*inputs, some, sums))
+                own.index_copy_(0, rows, base.add_experts(*inputs, some, sums))
         return own
 
-    return around.exchange(x, add), None
+    return base.exchange(x, add), None
 
 
 def lm_head(
-    around: Around,
+    base: BaseOps,
     x: torch.Tensor,
     logits_index: torch.Tensor,
     norm: torch.Tensor,
@@ -189,7 +189,7 @@ def lm_head(
     eps: float,
     adapters: AdapterBatch,
 ) -> torch.Tensor:
-    logits = around.ops.lm_head(x, logits_index, norm, head, eps)
+    logits = base.ops.lm_head(x, logits_index, norm, head, eps)
     slots = adapters.slots.index_select(0, logits_index)
     for adapter, tokens in adapters.groups:
         rows = (slots == adapters.slots[tokens[0]]).nonzero().squeeze(1)
@@ -197,7 +197,7 @@ def lm_head(
             continue
         chosen = x.index_select(0, logits_index.index_select(0, rows))
         if isinstance(adapter.head, LowRank):
-            logits.index_add_(0, rows, around.addition(adapter.head, chosen, norm, eps))
+            logits.index_add_(0, rows, base.addition(adapter.head, chosen, norm, eps))
         else:
-            logits[rows] = around.linear(chosen, adapter.head, None, norm, eps).float()
+            logits[rows] = base.linear(chosen, adapter.head, None, norm, eps).float()
     return logits

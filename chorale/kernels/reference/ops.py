@@ -20,7 +20,7 @@ from chorale.kernels.reference.attention import AttentionPlan, attention, plan_a
 from chorale.kernels.reference.dense.draft import REFERENCE_DRAFT_OPS
 from chorale.kernels.reference.dense.linear import Head, Linear, pack_linear
 from chorale.kernels.reference.dense.rotary import rotate_and_cache
-from chorale.kernels.reference.lora import Around, lora_ops
+from chorale.kernels.reference.lora import BaseOps, lora_ops
 from chorale.kernels.reference.moe import pack_decoded, pack_experts
 from chorale.kernels.reference.pages import ReferencePageCopies
 from chorale.kernels.reference.sampling.decode_inputs import decode_inputs
@@ -118,7 +118,7 @@ _PLAIN_OPS = Ops(
     draft=REFERENCE_DRAFT_OPS,
     supports_fp8_kv=True,
 )
-REFERENCE_OPS = replace(_PLAIN_OPS, lora=lora_ops(Around(_PLAIN_OPS, reference_moe.moe)))
+REFERENCE_OPS = replace(_PLAIN_OPS, lora=lora_ops(BaseOps(_PLAIN_OPS, reference_moe.moe)))
 
 
 def decoding_ops(ops: Ops) -> Ops:

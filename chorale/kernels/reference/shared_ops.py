@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
 from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.reference.dense.linear import Linear
-from chorale.kernels.reference.lora import Around, lora_ops
+from chorale.kernels.reference.lora import BaseOps, lora_ops
 from chorale.kernels.reference.ops import REFERENCE_OPS, output_projection, route
 from chorale.kernels.reference.sampling.shared_sampling import make_shared_sampler
 from chorale.parallel.rank import Rank
@@ -34,8 +34,8 @@ def shared_ops(rank: Rank) -> Ops:
         moe=partial(moe, rank),
         make_sampler=partial(make_shared_sampler, rank),
     )
-    around = Around(ops, partial(add_experts, rank), exchange=partial(exchange, rank))
-    return replace(ops, lora=lora_ops(around))
+    base = BaseOps(ops, partial(add_experts, rank), exchange=partial(exchange, rank))
+    return replace(ops, lora=lora_ops(base))
 
 
 def embed(rank: Rank, embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:

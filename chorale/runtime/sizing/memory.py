@@ -97,7 +97,7 @@ def slot_bytes(model: ModelConfig, rank: int, dtype: str) -> int:
 
 
 def addend_bytes(model: ModelConfig, num_tokens: int, dtype: str) -> int:
-    """Return the bytes of what adapters add to the experts' first products in a step."""
+    """Return the bytes of the tensor that adapters add to gate_up's output in a step."""
     return num_tokens * model.num_experts_per_tok * 2 * model.intermediate_size * DTYPE_BYTES[dtype]
 
 

@@ -23,7 +23,7 @@ from chorale.runtime.device import Device
 from chorale.runtime.sizing.graph_sizes import MIXED_ROWS, MIXED_TOKENS, pick
 from chorale.runtime.steps.buffers import Buffers, appends_of
 
-TOKEN_ROWS = 6  # the part of ``Buffers.lay_out``'s input with the row of each token
+TOKEN_ROWS = 6  # index of the part of ``Buffers.lay_out``'s input that has the row of each token
 _APPENDS = ("append_group", "append_row", "append_index", "append_block")
 
 

@@ -62,9 +62,8 @@ def capture_first(
 
     The rest is captured when the engine is idle. Raises ``EngineError``.
     """
-    ordered = sorted(
-        all_preparations(resolved).items(), key=lambda item: not item[1][1]
-    )  # those of start-up first; stable
+    # Those of start-up first; the sort is stable.
+    ordered = sorted(all_preparations(resolved).items(), key=lambda item: not item[1][1])
     start = time.perf_counter()
     for number, (name, (action, is_first)) in enumerate(ordered):
         if is_first or time.perf_counter() - start < budget:

@@ -112,8 +112,7 @@ def build_rank(
     """Loads one rank's share of the model and allocates its KV cache. Raises as ``build_engine``."""
     device, rank = rank_device.device, rank_device.rank
     name, dense = str(device.torch_device), model_config.dense_experts
-    precision = cpu_precision(config, model_config)
-    fixed = fixed_sums(config, model_config)
+    precision, fixed = cpu_precision(config, model_config), fixed_sums(config, model_config)
     ops = select_ops(config.ops, name, dense_experts=dense, rank=rank, precision=precision, fixed=fixed)
     precompiler = compile_phase.make_precompiler(config, ops, pool)
     resolve_with = partial(
@@ -149,7 +148,7 @@ def build_rank(
 
     ops = peers or ops
     grammars.warm()  # runs concurrently with loading
-    adapters = adapter_store(config, model_config, ops, resolved, rank_device.device, rank_device.rank)
+    adapters = adapter_store(config, model_config, ops, resolved, device, rank)
     memory = rank_memory(config, folder, model_config, rank_device, ops, resolved, grammars, phases, adapters)
     with phases.phase("load", str(folder)):
         loaded = memory.load()
@@ -196,11 +195,11 @@ def adapter_store(
         return None
     if ops.lora is None:
         raise ConfigError(f"--enable-lora: the ops {ops.name} cannot run adapters; --ops reference can")
-    # CPUs multiply float32 inputs exactly, so additions are float32 too.
     if rank is not None and ops.lora.make_slots is not None:
         raise ConfigError(
             f"--enable-lora: adapters of the ops {ops.name} run on one rank only; use --data-parallel-size"
         )
+    # CPUs multiply float32 inputs exactly, so additions are float32 too.
     dtype = DTYPES["float32" if device.torch_device.type == "cpu" else resolved.dtype]
     sizes = SlotSizes(
         num_slots=config.max_loras,

@@ -164,7 +164,7 @@ ONCE, PROGRAMS = tuning.PERMUTE_AT_ONCE, tuning.PERMUTE_PROGRAMS
     ],
 )
 def test_every_form_of_placing(pairs: int, experts: int, spread: str, each: int) -> None:
-    """Around where the form, or a block of it, changes; ``each`` chooses the tile."""
+    """BaseOps where the form, or a block of it, changes; ``each`` chooses the tile."""
     torch.manual_seed(pairs)
     tile = tuning.grouped(each, experts)
     ids = SPREADS[spread](pairs, experts)

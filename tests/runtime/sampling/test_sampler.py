@@ -227,7 +227,7 @@ def test_the_same_seed_and_position_give_the_same_token() -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 1023, 1024, 1025, 2999, 3000])
 def test_top_k_finds_the_same_value_either_way(k: int) -> None:
-    """Around the bound where a partial sort gives way to bisection; ties with the k-th are kept."""
+    """BaseOps the bound where a partial sort gives way to bisection; ties with the k-th are kept."""
     scores = torch.from_numpy(np.random.default_rng(k).normal(0, 1, (2, 3000)).astype(np.float32))
     scores[:, :1500] = scores[:, 1500:]  # every value twice
     found, space = scores.clone(), (torch.empty_like(scores), torch.empty_like(scores))

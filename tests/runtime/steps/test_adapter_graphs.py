@@ -18,9 +18,8 @@ from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sizing.resolve import resolve
 from chorale.serve.engine.build_rank import adapter_store, load_model
 from tests.runtime.steps.test_decode_graphs import DEVICE, decodes_of, mixed_of
-from tests.runtime.test_adapters import FORMS, adapter_request
-from tests.support.device.lora import write_adapter
-from tests.support.runtime import each_alone, make_engine, run, small_config, tokens_of, write_checkpoint
+from tests.runtime.test_adapters import FORMS, adapter_request, write_model_and_adapters
+from tests.support.runtime import each_alone, make_engine, run, tokens_of
 
 
 class HostSlots:
@@ -43,11 +42,7 @@ class HostSlots:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("lora")
-    write_checkpoint(root / "model")
-    for seed, form in enumerate(FORMS):
-        write_adapter(root / form, small_config(), form, seed)
-    return root
+    return write_model_and_adapters(tmp_path_factory.mktemp("lora"))
 
 
 def graph_engine(folder: Path) -> EngineCore:

@@ -266,7 +266,7 @@ def expand(
 def expand_rotated(
     s: torch.Tensor,
     b: torch.Tensor,
-    bias: torch.Tensor | None,
+    bias: torch.Tensor,
     ranks: torch.Tensor,
     rows: Rows,
     rope: torch.Tensor,

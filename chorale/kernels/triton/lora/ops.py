@@ -68,6 +68,7 @@ def qkv_rope_cache(
         inputs = rms_norm(x, weights.norm, eps, weights.linear.weight.dtype)
     s = shrink(inputs, a, ranks, batch.rows)
     q = base.qkv_rope_cache(x, normed, weights, eps, rope, plan, group, kv)
+    assert bias is not None
     places, cache = plan.meta.slots[group], kernel_view(kv)
     expand_rotated(s, b, bias, ranks, batch.rows, rope, places, q, cache, plan.sizes)
     return q

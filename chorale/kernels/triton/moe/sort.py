@@ -18,7 +18,7 @@ from chorale.kernels.triton.launch import dependent, wait_for_previous
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Where the rows' inputs and outputs are. None: a row's own number."""
+    """Where a product reads and writes its rows. ``None``: row i is row i of the tensor."""
 
     per_x: int = 1  # rows that share a row of x
     x_place: torch.Tensor | None = None  # [rows] int32: each row's row of x
