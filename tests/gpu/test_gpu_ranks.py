@@ -9,15 +9,17 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from chorale.engine.types import GenerateRequest
+from chorale.engine.types import AdapterRef, GenerateRequest
 from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from tests.gpu.scores import FLOAT32_BOUND, check_rounding, differences, scores
 from tests.parallel.test_ranks import WIDE, common
 from tests.serve.engine.test_ranks import NOTICED, RESTARTED, failure_of, rank_of
+from tests.support.device.lora import write_adapter
 from tests.support.runtime import make_engine, random_prompt, request, run
 from tests.support.served import serving
 
@@ -73,6 +75,24 @@ def test_captured_steps_equal_launched_ones(checkpoint: Path, size: int) -> None
         core.shutdown()
         for name, answers in expected.items():
             assert [one.token_ids for one in found[name]] == [one.token_ids for one in answers], name
+
+
+@pytest.mark.parametrize("size", RANKS)
+def test_adapters_give_the_tokens_of_one_rank(checkpoint: Path, size: int, tmp_path: Path) -> None:
+    """Of attention, router, head and experts, and of the base, in one batch; with graphs and without."""
+    forms = ("attention", "bias", "router", "parameters", "unsloth")
+    for seed, form in enumerate(forms):
+        write_adapter(tmp_path / form, make_config(**SIZES), form, seed)
+    refs = [AdapterRef(n, form, str(tmp_path / form)) for n, form in enumerate(forms, 1)]
+    asked = [
+        msgspec.structs.replace(request(f"r{n}", random_prompt(40, n), max_tokens=8), adapter=adapter)
+        for n, adapter in enumerate((None, *refs))
+    ]
+    options = {"device": "cuda", "ops": "triton", "dtype": "float32", "enable_lora": True, "max_loras": 5}
+    alone = tokens_of(checkpoint, asked, enforce_eager=True, **options)
+    for eager in (True, False):
+        found = tokens_of(checkpoint, asked, enforce_eager=eager, tensor_parallel_size=size, **options)
+        assert found == alone
 
 
 @pytest.fixture(scope="module")

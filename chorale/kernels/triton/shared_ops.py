@@ -2,7 +2,7 @@
 
 As in ``kernels/reference/shared_ops.py``, each rank adds its addend to x or to zeros, and the sum over ranks
 is the new x. ``over_peers`` uses Chorale's kernels (``reduce``) for the sums and for the exchanges of
-sampling.
+sampling. Steps with adapters take the sums of the communicator.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import Linear, product, project_add
 from chorale.kernels.triton.dense.norm import rms_norm
 from chorale.kernels.triton.launch import is_amd
+from chorale.kernels.triton.lora.ops import lora_ops
 from chorale.kernels.triton.moe import moe as experts_of_one_rank
 from chorale.kernels.triton.moe import packing
 from chorale.kernels.triton.moe.packing import Experts, Owned
 from chorale.kernels.triton.moe.router import route
+from chorale.kernels.triton.moe.sort import Addends
 from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.kernels.triton.reduce import ops as reduce_ops
 from chorale.kernels.triton.reduce.memory import Layout
@@ -38,7 +40,7 @@ LEAST_HIDDEN = 256  # minimum columns of x for the all-reduce kernels: eight for
 
 def shared_ops(rank: Rank) -> Ops:
     """Returns the Triton ops of ``rank``."""
-    return replace(
+    ops = replace(
         TRITON_OPS,
         embed=partial(embed, rank),
         project_and_route=partial(project_and_route, rank),
@@ -46,8 +48,9 @@ def shared_ops(rank: Rank) -> Ops:
         pack_experts=partial(pack_experts, rank),
         make_sampler=partial(make_sampler, rank),
         over_peers=partial(over_peers, rank),
-        lora=None,
     )
+    sums = replace(ops, project_and_route=partial(sum_and_route, rank), moe=partial(sum_experts, rank))
+    return replace(ops, lora=lora_ops(sums, addend=partial(addend, rank)))
 
 
 def over_peers(rank: Rank, sizes: StepSizes, device: torch.device) -> Ops | None:
@@ -90,7 +93,13 @@ def owned(share: Share) -> Owned | None:
 def project_and_route(
     rank: Rank, attended: torch.Tensor, linear: Linear, x: torch.Tensor, weights: RouterWeights, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    part = addend(rank, x)
+    return sum_and_route(rank, attended, linear, addend(rank, x), weights, eps)
+
+
+def sum_and_route(
+    rank: Rank, attended: torch.Tensor, linear: Linear, part: torch.Tensor, weights: RouterWeights, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``project_and_route`` for ``part`` [T, H], to which the rank adds its product; x is the sum of all."""
     if 0 < len(part) <= tuning.SKINNY_TOKENS:
         part = project_add(attended, linear, part)
     else:
@@ -109,7 +118,22 @@ def moe(
     next_qkv: QkvWeights | None,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    part, _ = experts_of_one_rank.moe(normed, expert_ids, gates, experts, addend(rank, x), None, eps)
+    return sum_experts(rank, normed, expert_ids, gates, experts, addend(rank, x), next_qkv, eps)
+
+
+def sum_experts(
+    rank: Rank,
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: Experts,
+    part: torch.Tensor,
+    next_qkv: QkvWeights | None,
+    eps: float,
+    added: Addends | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``moe`` for ``part`` [T, H], as in ``sum_and_route``, with what adapters add to the rank's products."""
+    part, _ = experts_of_one_rank.moe(normed, expert_ids, gates, experts, part, None, eps, added=added)
     x = rank.communicator.all_reduce_(part)
     if next_qkv is None or len(x) <= tuning.SKINNY_TOKENS:
         return x, None

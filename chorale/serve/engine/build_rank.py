@@ -195,10 +195,9 @@ def adapter_store(
         return None
     if ops.lora is None:
         raise ConfigError(f"--enable-lora: the ops {ops.name} cannot run adapters; --ops reference can")
-    if rank is not None and ops.lora.make_slots is not None:
-        raise ConfigError(
-            f"--enable-lora: adapters of the ops {ops.name} run on one rank only; use --data-parallel-size"
-        )
+    part = model if rank is None else model.part(rank.share)
+    if rank is not None and rank.share.by_expert and ops.lora.make_slots is not None:
+        raise ConfigError(f"--enable-lora: the ops {ops.name} cannot run it with --enable-expert-parallel")
     # CPUs multiply float32 inputs exactly, so additions are float32 too.
     dtype = DTYPES["float32" if device.torch_device.type == "cpu" else resolved.dtype]
     sizes = SlotSizes(
@@ -207,11 +206,11 @@ def adapter_store(
         dtype=dtype,
         num_layers=model.num_hidden_layers,
         hidden=model.hidden_size,
-        query=model.num_attention_heads * model.head_dim,
-        key=model.num_key_value_heads * model.head_dim,
-        experts=model.num_local_experts,
-        inter=model.intermediate_size,
-        vocab=model.vocab_size,
+        query=part.num_attention_heads * part.head_dim,
+        key=part.num_key_value_heads * part.head_dim,
+        experts=part.num_local_experts,
+        inter=part.intermediate_size,
+        vocab=part.vocab_size,
     )
     return AdapterStore(
         model,

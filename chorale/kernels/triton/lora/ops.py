@@ -7,6 +7,7 @@ addend, because SwiGLU follows in the same kernel.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,12 +39,18 @@ from chorale.kernels.triton.moe.sort import Ends
 LONE_PAIRS = 512  # maximum (token, expert) pairs that are not sorted
 
 
-def lora_ops(base: Ops, *, invariant: bool = False) -> LoraOps:
-    """Returns the ops around ``base``. ``invariant``: a token's bits do not depend on its batch."""
+def lora_ops(
+    base: Ops, *, invariant: bool = False, addend: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
+) -> LoraOps:
+    """Returns the ops around ``base``. ``invariant``: a token's bits do not depend on its batch.
+
+    ``addend``: returns the tensor to which a rank adds its results, for x. ``project_and_route`` and ``moe``
+    of ``base`` take it in place of x, and return the sum of all ranks.
+    """
     return LoraOps(
         qkv_rope_cache=partial(qkv_rope_cache, base),
-        project_and_route=partial(project_and_route, base),
-        moe=partial(moe, base, invariant),
+        project_and_route=partial(project_and_route, base, addend),
+        moe=partial(moe, base, invariant, addend),
         lm_head=partial(lm_head, base),
         make_slots=TritonSlots,
     )
@@ -76,6 +83,7 @@ def qkv_rope_cache(
 
 def project_and_route(
     base: Ops,
+    addend: Callable[[torch.Tensor], torch.Tensor],
     attended: torch.Tensor,
     linear: Linear,
     x: torch.Tensor,
@@ -85,8 +93,9 @@ def project_and_route(
     layer: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     a, b, bias, ranks = batch.adapters.of_layer(OUTPUT, layer)
-    expand(shrink(attended, a, ranks, batch.rows), b, bias, ranks[0], batch.rows, x)
-    x, normed, ids, gates = base.project_and_route(attended, linear, x, weights, eps)
+    part = addend(x)
+    expand(shrink(attended, a, ranks, batch.rows), b, bias, ranks[0], batch.rows, part)
+    x, normed, ids, gates = base.project_and_route(attended, linear, part, weights, eps)
     if batch.reach == WHOLE:
         _route_again(x, weights, eps, ids, gates, batch, layer)
     return x, normed, ids, gates
@@ -115,6 +124,7 @@ def _route_again(
 def moe(
     base: Ops,
     invariant: bool,
+    addend: Callable[[torch.Tensor], torch.Tensor],
     normed: torch.Tensor,
     expert_ids: torch.Tensor,
     gates: torch.Tensor,
@@ -131,7 +141,7 @@ def moe(
         is_lone = expert_ids.numel() <= LONE_PAIRS and not invariant
         pairs = None if is_lone else batch.adapters.pairs_of(batch.slots, expert_ids)
         added = ExpertAddends(batch, layer, expert_ids, pairs)
-    x, normed_x = plain(normed, expert_ids, gates, experts, x, next_qkv, eps, added=added)
+    x, normed_x = plain(normed, expert_ids, gates, experts, addend(x), next_qkv, eps, added=added)
     return x, normed_x
 
 

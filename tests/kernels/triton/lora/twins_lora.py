@@ -20,16 +20,25 @@ from chorale.kernels.adapters import (
     LowRank,
     SlotSizes,
 )
-from chorale.kernels.ops import AttentionShape, QkvWeights, RouterWeights
+from chorale.kernels.ops import AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.kernels.triton.lora import ops as triton_lora
 from chorale.kernels.triton.lora.slots import SlotBatch, TritonSlots
 from chorale.kernels.triton.ops import TRITON_OPS
+from chorale.kernels.triton.shared_ops import shared_ops
+from chorale.model.config_writer import make_config
+from chorale.model.lora.share import part_of_rank
+from chorale.parallel.communicator import Silent
+from chorale.parallel.rank import Rank
+from chorale.parallel.shares import Share, make_shares
 from tests.kernels.triton.twins import DEVICE, check, each_dtype, expert_tensors, meta_of, randn
 
-HIDDEN, DIM, EXPERTS, INTER, VOCAB = 160, 16, 7, 96, 40
+HIDDEN, DIM, EXPERTS, INTER, VOCAB = 160, 16, 7, 96, 100
 QUERY, KEY = 6 * DIM, 2 * DIM
 SLOTS = [0, -1, 1, 2, 0]  # of five tokens, and again
+MODEL = make_config(
+    layers=1, experts=EXPERTS, hidden=HIDDEN, inter=INTER, heads=6, kv_heads=2, head_dim=DIM, vocab=VOCAB
+)
 SHAPE, BOTH = AttentionShape(6, 2, head_dim=DIM, sliding_window=128), (TRITON_OPS, REFERENCE_OPS)
 
 
@@ -67,10 +76,14 @@ def adapters() -> tuple[Adapter, ...]:
     )
 
 
-def batches(tokens: int, dtype: torch.dtype) -> tuple[SlotBatch, AdapterBatch]:
-    """The same adapters for both ops. What a slot does not use is NaN."""
+def batches(tokens: int, dtype: torch.dtype, share: Share | None = None) -> tuple[SlotBatch, AdapterBatch]:
+    """The same adapters for both ops, or their parts for a rank. What a slot does not use is NaN."""
     found = [each.map(lambda tensor: tensor.to(dtype)) for each in adapters()]
     sizes = SlotSizes(4, 20, dtype, 1, HIDDEN, QUERY, KEY, EXPERTS, INTER, VOCAB)
+    if share is not None:
+        found = [part_of_rank(each, MODEL, share) for each in found]
+        own = (len(share.heads) * DIM, len(share.kv_heads) * DIM, EXPERTS, len(share.columns))
+        sizes = SlotSizes(4, 20, dtype, 1, HIDDEN, *own, len(share.vocabulary))
     slots = TritonSlots(sizes, torch.device(DEVICE))
     for pairs in slots.pairs.values():
         pairs.a.fill_(torch.nan)
@@ -83,10 +96,42 @@ def batches(tokens: int, dtype: torch.dtype) -> tuple[SlotBatch, AdapterBatch]:
     return slots.batch(of_tokens, WHOLE), AdapterBatch(of_tokens.long(), groups)
 
 
+class Recorder(Silent):
+    """Exchanges between ranks of which one runs after another: the last one gets the sums of all."""
+
+    def __init__(self, rank: int, sums: list[torch.Tensor]) -> None:
+        super().__init__(rank, 2)
+        self.sums = sums
+
+    def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.rank == 0:
+            return tensor.add_(self.sums.pop(0))
+        self.sums.append(tensor.clone())
+        return tensor
+
+
 def both() -> tuple[LoraOps, LoraOps]:
     assert TRITON_OPS.lora is not None
     assert REFERENCE_OPS.lora is not None
     return TRITON_OPS.lora, REFERENCE_OPS.lora
+
+
+def part_of(tensors: ExpertTensors, columns: range) -> ExpertTensors:
+    """The rank's columns of every expert."""
+    rows = slice(2 * columns.start, 2 * columns.stop)
+    groups = slice(columns.start // 32, columns.stop // 32)
+    assert tensors.gate_up_blocks is not None
+    assert tensors.gate_up_scales is not None
+    assert tensors.down_blocks is not None
+    assert tensors.down_scales is not None
+    return replace(
+        tensors,
+        gate_up_bias=tensors.gate_up_bias[:, rows],
+        gate_up_blocks=tensors.gate_up_blocks[:, rows],
+        gate_up_scales=tensors.gate_up_scales[:, rows],
+        down_blocks=tensors.down_blocks[:, :, groups],
+        down_scales=tensors.down_scales[:, :, groups],
+    )
 
 
 def plain_rows(tokens: int) -> list[int]:
@@ -158,3 +203,41 @@ def test_head(dtype: torch.dtype) -> None:
     assert torch.equal(
         results[0][1], TRITON_OPS.lm_head(x, index, norm, TRITON_OPS.pack_head(weight), 1e-5)[1]
     )
+
+
+@each_dtype
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_ranks_have_the_sums_of_one(tokens: int, dtype: torch.dtype) -> None:
+    """Each of two ranks has its heads and columns of the weights and of the adapters."""
+    torch.manual_seed(tokens)
+    weight, bias = (randn(HIDDEN, QUERY, seed=4) / 9).to(dtype), randn(HIDDEN, seed=5).to(dtype)
+    attended, x = randn(tokens, QUERY, seed=6).to(dtype), randn(tokens, HIDDEN, seed=7)
+    router = (randn(EXPERTS, HIDDEN, seed=8) / HIDDEN**0.5, randn(EXPERTS, seed=9))
+    tensors, normed = expert_tensors(EXPERTS, HIDDEN, INTER, dtype), randn(tokens, HIDDEN, seed=5).to(dtype)
+    ids = torch.stack([torch.randperm(EXPERTS)[:4] for _ in range(tokens)]).to(DEVICE)
+    gates = torch.softmax(randn(tokens, 4, seed=7), -1)
+
+    def results(ops: Ops, batch: SlotBatch | AdapterBatch, share: Share | None) -> list[torch.Tensor]:
+        own, cut, some, is_first = weight, tensors, attended, share is None or share.is_first
+        if share is not None:
+            inputs = slice(share.heads.start * DIM, share.heads.stop * DIM)
+            own, some, cut = own[:, inputs], some[:, inputs].contiguous(), part_of(tensors, share.columns)
+        weights = RouterWeights(1 + randn(HIDDEN, seed=1) / 4, ops.pack_router(*router, dtype), 4, dtype)
+        linear = ops.pack_linear(own, bias if is_first else None)
+        cut = cut if is_first else replace(cut, down_bias=torch.zeros_like(cut.down_bias))
+        assert ops.lora is not None
+        new, _, found, _ = ops.lora.project_and_route(some, linear, x.clone(), weights, 1e-5, batch, 0)
+        packed = ops.pack_experts(cut)
+        return [new, ops.lora.moe(normed, ids, gates, packed, x.clone(), None, 1e-5, batch, 0)[0], found]
+
+    sums: list[torch.Tensor] = []
+    for share in make_shares(MODEL, 2)[::-1]:
+        found = results(
+            shared_ops(Rank(share, Recorder(share.rank, sums))), batches(tokens, dtype, share)[0], share
+        )
+    expected = results(REFERENCE_OPS, batches(tokens, dtype)[1], None)
+    assert not sums
+    check(found[0] - x, expected[0] - x, dtype)
+    check(found[1] - x, expected[1] - x, dtype)
+    if dtype == torch.float32:
+        assert torch.equal(found[2], expected[2])
