@@ -88,7 +88,8 @@ def test_adapters_give_the_tokens_of_one_rank(checkpoint: Path, size: int, tmp_p
         msgspec.structs.replace(request(f"r{n}", random_prompt(40, n), max_tokens=8), adapter=adapter)
         for n, adapter in enumerate((None, *refs))
     ]
-    options = {"device": "cuda", "ops": "triton", "dtype": "float32", "enable_lora": True, "max_loras": 5}
+    options: dict[str, Any] = {"device": "cuda", "ops": "triton", "dtype": "float32", "enable_lora": True}
+    options["max_loras"] = len(forms)
     alone = tokens_of(checkpoint, asked, enforce_eager=True, **options)
     for eager in (True, False):
         found = tokens_of(checkpoint, asked, enforce_eager=eager, tensor_parallel_size=size, **options)
