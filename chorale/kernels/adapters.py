@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 if TYPE_CHECKING:
     import torch
 
-# What the adapters of a step change: nothing; attention; experts too; also the router or the head.
-NONE, ATTENTION, EXPERTS, WHOLE = range(4)
+# What the adapters of a step change: nothing; attention; experts too; also the router or the head; the same,
+# and one of them replaces the head.
+NONE, ATTENTION, EXPERTS, WHOLE, HEADS = range(5)
 _Part = TypeVar("_Part")
 
 
@@ -68,7 +69,9 @@ class Adapter:
 
     @property
     def reach(self) -> int:
-        """What the adapter changes: ``ATTENTION``, ``EXPERTS`` or ``WHOLE``."""
+        """What the adapter changes: ``ATTENTION``, ``EXPERTS``, ``WHOLE`` or ``HEADS``."""
+        if self.head is not None and not isinstance(self.head, LowRank):
+            return HEADS
         if self.head is not None or any(layer.router is not None for layer in self.layers):
             return WHOLE
         return EXPERTS if any(layer.has_experts for layer in self.layers) else ATTENTION
@@ -137,12 +140,9 @@ class AdapterSlots(Protocol):
     """Adapters in device memory at fixed addresses. Kernels find an adapter by its slot's number, which a
     device tensor holds, so a graph can run any adapters."""
 
-    def check(self, adapter: Adapter) -> None:
-        """Raises ``AdapterError`` if slots have no memory for a part of the adapter."""
-        ...
-
     def write(self, slot: int, adapter: Adapter) -> None:
-        """Write an adapter into a slot that no step uses, on the current stream."""
+        """Write an adapter into a slot that no step uses, on the current stream. Allocates memory only for a
+        head that replaces the base's."""
         ...
 
     def batch(self, slots: torch.Tensor, reach: int) -> Any:

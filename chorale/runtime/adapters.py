@@ -21,7 +21,7 @@ import torch
 
 from chorale.engine.types import AdapterRef, IntArray, StepPlan
 from chorale.errors import AdapterError
-from chorale.kernels.adapters import NONE, Adapter, AdapterBatch, AdapterSlots
+from chorale.kernels.adapters import HEADS, NONE, Adapter, AdapterBatch, AdapterSlots
 from chorale.model.config import ModelConfig
 from chorale.model.lora.read import read_adapter
 from chorale.model.lora.share import part_of_rank
@@ -103,8 +103,6 @@ class AdapterStore:
             found = read_adapter(Path(adapter.path), self._model, self.max_rank)
             if self._share is not None:
                 found = part_of_rank(found, self._model, self._share)
-            if self._memory is not None:
-                self._memory.check(found)
             self._host[adapter.id] = found
         self._host.move_to_end(adapter.id)
         while len(self._host) > self._num_host:
@@ -161,5 +159,6 @@ class AdapterStore:
 
 
 def captures(adapters: AdapterStore | None, reach: int) -> bool:
-    """Return whether steps whose adapters change ``reach`` can be captured."""
-    return reach == NONE or (adapters is not None and adapters.can_capture)
+    """Return whether steps whose adapters change ``reach`` can be captured. Which heads a step needs, and
+    where they are, is known only when it runs."""
+    return reach == NONE or (reach != HEADS and adapters is not None and adapters.can_capture)

@@ -80,7 +80,7 @@ def test_captured_steps_equal_launched_ones(checkpoint: Path, size: int) -> None
 @pytest.mark.parametrize("size", RANKS)
 def test_adapters_give_the_tokens_of_one_rank(checkpoint: Path, size: int, tmp_path: Path) -> None:
     """Of attention, router, head and experts, and of the base, in one batch; with graphs and without."""
-    forms = ("attention", "bias", "router", "parameters", "unsloth")
+    forms = ("attention", "bias", "router", "parameters", "head")
     for seed, form in enumerate(forms):
         write_adapter(tmp_path / form, make_config(**SIZES), form, seed)
     refs = [AdapterRef(n, form, str(tmp_path / form)) for n, form in enumerate(forms, 1)]

@@ -18,7 +18,7 @@ from tests.support.device.lora import write_adapter
 from tests.support.runtime import SIZES, Answer, make_engine, random_prompt, request, run
 
 pytestmark = pytest.mark.gpu
-FORMS = ("attention", "bias", "router", "parameters", "unsloth", "tinker")
+FORMS = ("attention", "bias", "router", "parameters", "unsloth", "tinker", "head")
 LENGTHS = (1, 5, 12, 33, 130, 300)  # of prompts: every form of the kernels
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from chorale.kernels.adapters import EXPERTS, WHOLE, LoraOps
+from chorale.kernels.adapters import EXPERTS, HEADS, WHOLE, LoraOps
 from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
 from chorale.kernels.triton.attention.plan import AttentionPlan
 from chorale.kernels.triton.dense.linear import Linear
@@ -96,7 +96,7 @@ def project_and_route(
     part = addend(x)
     expand(shrink(attended, a, ranks, batch.rows), b, bias, ranks[0], batch.rows, part)
     x, normed, ids, gates = base.project_and_route(attended, linear, part, weights, eps)
-    if batch.reach == WHOLE:
+    if batch.reach >= WHOLE:
         _route_again(x, weights, eps, ids, gates, batch, layer)
     return x, normed, ids, gates
 
@@ -182,9 +182,15 @@ def lm_head(
     batch: SlotBatch,
 ) -> torch.Tensor:
     logits = base.lm_head(x, logits_index, norm, head, eps)
-    if batch.reach == WHOLE:
+    if batch.reach >= WHOLE:
         a, b, bias, ranks = batch.adapters.of_layer(HEAD, 0)
         rows = batch.adapters.rows_of(batch.slots.index_select(0, logits_index))
         normed = rms_norm(x, norm, eps, head.weight.dtype, index=logits_index)
         expand(shrink(normed, a, ranks, rows), b, bias, ranks[0], rows, logits)
+    if batch.reach == HEADS:
+        slots = batch.slots.index_select(0, logits_index)
+        for slot, own in batch.adapters.heads.items():
+            chosen = (slots == slot).nonzero().squeeze(1)
+            if len(chosen):
+                logits[chosen] = base.lm_head(x, logits_index[chosen], norm, own, eps)
     return logits

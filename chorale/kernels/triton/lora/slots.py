@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from chorale.errors import AdapterError
 from chorale.kernels.adapters import Adapter, ExpertLowRank, LayerAdapter, LowRank, SlotSizes, padded_rank
+from chorale.kernels.triton.dense.linear import Linear, pack_head
 from chorale.kernels.triton.lora.kernels import Rows
 from chorale.kernels.triton.moe.sort import sort_pairs
 
@@ -49,16 +49,16 @@ class TritonSlots:
             DOWN.start: pairs(sizes.inter, hidden, experts),
             HEAD.start: pairs(hidden, sizes.vocab, over=1),
         }
+        self.heads: dict[int, Linear] = {}  # of slots whose adapters replace the base's
         # [L, parts, S] int32; 0: the adapter leaves the product alone. The head's are in layer 0.
         self.ranks = torch.zeros(layers, 8, sizes.num_slots, dtype=torch.int32, device=device)
 
     # ------------------------------------------------------------------ AdapterSlots
 
-    def check(self, adapter: Adapter) -> None:
-        if isinstance(adapter.head, torch.Tensor):
-            raise AdapterError("modules_to_save: the Triton kernels cannot replace lm_head; use a LoRA of it")
-
     def write(self, slot: int, adapter: Adapter) -> None:
+        self.heads.pop(slot, None)
+        if isinstance(adapter.head, torch.Tensor):
+            self.heads[slot] = pack_head(adapter.head.to(self.ranks.device, self._sizes.dtype))
         ranks = torch.zeros(self.ranks.shape[:2], dtype=torch.int32)
         for layer, own in enumerate(adapter.layers):
             self._write_layer(layer, slot, own, ranks[layer])

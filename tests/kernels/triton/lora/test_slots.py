@@ -7,7 +7,6 @@ import importlib.util
 import pytest
 import torch
 
-from chorale.errors import AdapterError
 from chorale.kernels.adapters import Adapter, LayerAdapter, LowRank, SlotSizes
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.runtime.sizing.memory import slot_bytes
@@ -53,6 +52,9 @@ def test_the_next_adapter_of_a_slot_leaves_nothing_of_the_last() -> None:
     assert ranks.tolist() == [[0, 2]]
 
 
-def test_a_whole_head_is_refused() -> None:
-    with pytest.raises(AdapterError, match="lm_head"):
-        slots_of(small()).check(Adapter((LayerAdapter(),), torch.zeros(20, 32)))
+def test_the_next_adapter_of_a_slot_drops_its_head() -> None:
+    slots = slots_of(small())
+    slots.write(1, Adapter((LayerAdapter(),), torch.ones(20, 32)))
+    assert list(slots.heads) == [1]
+    slots.write(1, Adapter((LayerAdapter(),)))
+    assert not slots.heads

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from chorale.kernels.adapters import (
+    HEADS,
     WHOLE,
     Adapter,
     AdapterBatch,
@@ -191,6 +192,23 @@ def test_experts(tokens: int, lone: int, dtype: torch.dtype, monkeypatch: pytest
     plain = TRITON_OPS.moe(normed, ids, gates, TRITON_OPS.pack_experts(tensors), x.clone(), None, 1e-5)[0]
     check(results[0] - x, results[1] - x, dtype)
     assert torch.equal(results[0][plain_rows(tokens)], plain[plain_rows(tokens)])
+
+
+@each_dtype
+def test_replaced_heads(dtype: torch.dtype) -> None:
+    """Of two slots, one of which no token has; other rows keep their bits."""
+    weight, norm, x = randn(VOCAB, HIDDEN, seed=1).to(dtype), 1 + randn(HIDDEN, seed=3) / 4, randn(5, HIDDEN)
+    own = randn(VOCAB, HIDDEN, seed=9).to(dtype)
+    batch, _ = batches(5, dtype)
+    for slot, head in ((1, own), (3, weight)):
+        batch.adapters.write(slot, Adapter((LayerAdapter(),), head))
+    index, ops = torch.tensor([4, 1, 2], device=DEVICE), TRITON_OPS
+    given = index, norm, ops.pack_head(weight), 1e-5
+    found = both()[0].lm_head(x, *given, replace(batch, reach=HEADS))
+    expected = both()[0].lm_head(x, *given, batch)
+    expected[2] = ops.lm_head(x, index, norm, ops.pack_head(own), 1e-5)[2]
+    check(found, expected, dtype)
+    assert torch.equal(found[:2], expected[:2])
 
 
 @each_dtype
