@@ -88,7 +88,12 @@ def test_drafts_are_null_unless_wanted_and_possible(drafts: str, most: int) -> N
     ended = TurnEnded("stop", WARM, timings=ChunkTimings(0, 1, 2, 3, 0))
     shown = ShownMetrics(times=True, drafts=drafts, most_drafts=most)  # type: ignore[arg-type]
     found = metrics_object(ended, shown)
-    assert found is not None
-    assert found["speculative_decoding"] is None
-    assert found["queue_time_ms"] == 1000
+    assert found == {
+        "time_to_first_token_ms": 1000,
+        "generation_time_ms": 1000,
+        "queue_time_ms": 1000,
+        "mean_itl_ms": 200,
+        "tokens_per_second": 3,
+        "speculative_decoding": None,
+    }
     assert not ShownMetrics(times=False, drafts=drafts, most_drafts=most).any  # type: ignore[arg-type]

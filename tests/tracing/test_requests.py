@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 import websockets
 
+from chorale.api.telemetry.generation_span import GenerationSpan
+from chorale.engine.types import ChunkTimings, TokenChunk
 from chorale.errors import EngineDeadError
 from chorale.tools.contract import Progress, ToolCall, ToolResult
-from chorale.tracing.context import CURRENT, outgoing_headers
+from chorale.tracing.context import CURRENT, RequestContext, outgoing_headers
+from chorale.tracing.record import RequestRecord
 from tests.support.engine.scripted_client import Script
 from tests.support.responses import MODEL
 from tests.support.scripted import FINAL, ids, in_rounds, playing
 from tests.support.scripted_tools import ScriptedService, result, tools_served
+from tests.support.serve.harness import request
 from tests.support.server import Server, served
 from tests.support.tracing.spans import KeptTracer
 
@@ -63,6 +67,24 @@ async def test_a_request_has_one_span(path: str, operation: str, body: dict[str,
     everything = repr([(each.name, each.attributes) for each in tracer.ended])
     assert "SECRET" not in everything
     assert "green" not in everything
+
+
+def test_the_times_of_a_generation_are_those_of_its_steps() -> None:
+    root = KeptTracer().start("request", {}, {}, "server")
+    span = GenerationSpan(request("a", 1), RequestContext("a", root, RequestRecord()))
+    timings = ChunkTimings(
+        arrival=1.0, first_scheduled=1.25, first_token=1.75, last_token=1.875, num_preemptions=0
+    )
+    span.observe(TokenChunk("a", 0, [5], "length", timings=timings))
+    span.end(0)
+    (generate,) = root.tracer.below(root)
+    names = ("queue", "model_prefill", "model_decode", "model_inference")
+    assert [generate.attributes[f"gen_ai.latency.time_in_{name}"] for name in names] == [
+        0.25,
+        0.5,
+        0.125,
+        0.625,
+    ]
 
 
 async def test_usage_equals_the_usage_of_the_api() -> None:
