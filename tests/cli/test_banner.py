@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import socket
 from collections.abc import Sequence
 
@@ -54,6 +55,13 @@ def test_phases_then_a_banner_of_at_most_a_dozen_lines() -> None:
     assert lines[-1] == "Application startup complete."
     assert "sk-canary" not in text
     assert "warning" not in text  # nothing is degraded
+
+
+def test_a_terminal_shows_the_seconds_of_the_current_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # the console then takes its output for a terminal
+    text = "\n".join(shown(["x"], (EngineStatus("loading", "load", 0.5, "6.9 GB"), None), stop=True))
+    (seconds,) = set(re.findall(r"load weights *([\d.]+) s *50% *6.9 GB", text)[:1])
+    assert float(seconds) < 60
 
 
 def test_the_banner_shows_ranks_and_their_memory() -> None:

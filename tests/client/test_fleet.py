@@ -191,7 +191,7 @@ async def test_requests_are_refused_without_an_engine_and_when_the_queue_is_full
         assert rig.client.num_in_flight == 0
         most = rig.client._admission.capacity
         assert most is not None
-        kept = [rig.client.submit(request(f"c{i}")) for i in range(most)]
+        kept = [rig.client.submit(request(f"{'c' * i}b")) for i in range(most)]  # "b" is free again
         with pytest.raises(QueueFullError):
             rig.client.submit(request("d"))
         for each in kept:

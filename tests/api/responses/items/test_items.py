@@ -167,6 +167,15 @@ async def test_branches_of_one_parent_are_independent() -> None:
         assert "left" not in VOCAB.decode(prompts[1])
 
 
+async def test_a_stored_call_with_another_call_id_is_the_clients_call() -> None:
+    """Its output has the new id, too."""
+    async with serve(CALL, ANSWER) as server:
+        _, root = await server.post(input="go", tools=[TOOL])
+        changed = root["output"][1] | {"call_id": "own"}
+        status, body = await server.post(input=[USER, changed, output("own", "warm")], tools=[TOOL])
+        assert status == 200, body
+
+
 def test_leading_instructions_stop_at_the_first_other_item() -> None:
     items = [
         StoredItem(i)
