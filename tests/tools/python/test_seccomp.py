@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from chorale.tools.python import seccomp
 if seccomp.deny_list() is None:
     pytest.skip("no filter for this machine", allow_module_level=True)
 
+HEADERS = Path("/usr/include")
 APPLY = """
 import ctypes, errno, json, os, platform, socket, sys, threading
 libc = ctypes.CDLL(None, use_errno=True)
@@ -75,6 +78,19 @@ def outcome(code: str, program: bytes | None, *arguments: str) -> dict[str, obje
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)
     return found
+
+
+@pytest.mark.parametrize("column", [0, 1], ids=["x86-64", "arm64"])
+def test_the_numbers_are_those_of_the_kernels_headers(column: int) -> None:
+    header = HEADERS / ("x86_64-linux-gnu/asm/unistd_64.h", "asm-generic/unistd.h")[column]
+    if not header.exists():
+        pytest.skip(f"no {header}")
+    defined = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", header.read_text())
+    numbers = {name.removeprefix("_"): int(number) for name, number in defined}
+    table = seccomp._REFUSED | seccomp._ENOUGH_FOR_WASM
+    known = {name: call[column] for name, call in table.items() if name in numbers}  # old headers lack some
+    assert len(known) > 50
+    assert known == {name: numbers[name] for name in known}
 
 
 @pytest.mark.parametrize("network", [True, False])
