@@ -6,11 +6,14 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 
 from chorale.engine.core import EngineCore
+from chorale.engine.plan import ScheduledChunk, StepRecord
+from chorale.engine.scheduling.pace import PromptPace
 from chorale.engine.types import (
     EngineLimits,
     GenerateRequest,
@@ -346,6 +349,17 @@ def test_a_busy_engine_with_a_bound_gives_every_request_its_tokens(
         life: Life = simulate(limits, 100, seed)
         preemptions += life.core.stats().num_preemptions
     assert preemptions > 5
+
+
+def test_costs_are_estimated_from_the_steps_before() -> None:
+    pace = PromptPace(LIMITS)
+    plan = SimpleNamespace(num_tokens=512)
+    pace.observe(StepRecord(plan, 0, [ScheduledChunk(None, 2048, 512)]), 0.05)  # type: ignore[arg-type]
+    known = pace.cost(2048)
+    assert (pace.cost(0), pace.cost(4096), pace.cost(16_384)) == (known, 2 * known, 8 * known)
+    for seconds, expected in ((0.02, 0.02), (0.01, 0.0125), (0.02, 0.014375)):  # slower upwards
+        pace.observe(StepRecord(None, 4, []), seconds)  # type: ignore[arg-type]
+        assert pace.decode_seconds(4) == pytest.approx(expected)
 
 
 class SlowExecutor(FakeExecutor):
