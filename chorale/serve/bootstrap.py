@@ -33,7 +33,6 @@ from chorale.serve.logs import LogOptions
 EXIT_OK = 0
 EXIT_FAILED = 1  # gave up after repeated crashes, or the HTTP server failed
 EXIT_CONFIG = 2  # invalid configuration; a restart would not help
-EXIT_STEP = 70  # EX_SOFTWARE: an engine step raised
 # Variables that are removed from the environment of every child process.
 SECRET_VARIABLES = ("CHORALE_API_KEY", "VLLM_API_KEY", "CHORALE_PREFIX_SECRET")
 # API keys of search services. Only the HTTP processes inherit them.

@@ -47,7 +47,6 @@ from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,
     EXIT_OK,
-    EXIT_STEP,
     EngineStart,
     Failure,
     check_directory,
@@ -290,7 +289,7 @@ def _serve(
         is_gpu = isinstance(error, GpuError)
         write_failure(start.directory, Failure(f"{message}: {error}", deterministic=False, is_gpu=is_gpu))
         server_socket.announce_failure(message)
-        return EXIT_STEP
+        return EXIT_FAILED
     finally:
         server_socket.close()
         if publisher is not None:
@@ -336,7 +335,7 @@ def end_without_rank(directory: str, error: ChoraleError) -> None:
     """Ends this process after a rank was lost, because the main thread would wait for that rank forever."""
     message = f"the engine failed: {error.message}"
     write_failure(directory, Failure(message, deterministic=False, is_gpu=isinstance(error, GpuError)))
-    os._exit(EXIT_STEP)
+    os._exit(EXIT_FAILED)
 
 
 def early_pool(config: EngineConfig) -> pool.CompilePool | None:
