@@ -54,3 +54,14 @@ async def test_nothing_is_sent_until_the_engine_can_take_it() -> None:
     most[0] = 1
     slots.look()
     await waiting
+
+
+async def test_every_waiter_gets_a_slot_at_the_end() -> None:
+    slots = Slots(lambda: 1, 100)
+    await slots.take(60)
+    waiting = [asyncio.create_task(slots.take(60)) for _ in range(2)]
+    await asyncio.sleep(0)
+    slots.end()
+    await asyncio.sleep(0)
+    assert [each.done() for each in waiting] == [True, True]
+    assert slots.num_taken == 3
