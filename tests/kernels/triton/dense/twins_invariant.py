@@ -93,6 +93,15 @@ def meta_of_tokens(tokens: int, slots: torch.Tensor) -> AttentionMeta:
     return meta_of([(1, 1)] * tokens, (table, table), slots)
 
 
+def test_the_head_equals_its_reference() -> None:
+    x, norm, index = randn(33, 96), randn(96, seed=7), torch.tensor([32, 0, 5], device=DEVICE)
+    found, expected = (
+        ops.lm_head(x, index, norm, ops.pack_head(randn(70, 96)), EPS)
+        for ops in (OPS, reference.REFERENCE_OPS)
+    )
+    check(found, expected, torch.float32)
+
+
 @pytest.mark.slow
 def test_bits_of_a_layer() -> None:
     """Without attention: one of the tokens at a time, and some of them, against all of them."""
@@ -118,11 +127,6 @@ def test_bits_of_a_layer() -> None:
         return [q, normed, ids, gates, x.clone(), ahead, logits, cells]
 
     whole = run(list(range(tokens)))
-    theirs = reference.REFERENCE_OPS.pack_head(randn(70, hidden))
-    expected = reference.REFERENCE_OPS.lm_head(
-        whole[4], torch.arange(tokens, device=DEVICE), norm, theirs, EPS
-    )
-    check(whole[6], expected, dtype)
     for some in ([0], [32], [5, 30], [1, 2, 3, 7, 8, 20, 31]):
         for found, all_of_them in zip(run(some), whole, strict=True):
             assert torch.equal(found, all_of_them[torch.tensor(some, device=DEVICE)])
