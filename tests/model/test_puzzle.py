@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ def test_config_json_and_the_size_of_the_published_model() -> None:
     """88 billion parameters. Its generation_config.json leaves out <|call|>, which ends a call of a tool."""
     model = make_config(**SHAPES["puzzle-88b"])
     assert round(model.num_parameters / 1e9, 1) == 88.2
+    assert Counter(model.layer_windows) == {128: 18, 8192: 8, 0: 10}
     for config in (CONFIG, model):
         raw = config_json(config, "published")
         assert ModelConfig.from_dict(raw, generation={"eos_token_id": [200002, 199999]}) == config
