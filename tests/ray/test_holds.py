@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
+from chorale.client.fleet.members import Ticket
 from chorale.client.wire.curve import new_keys
+from chorale.serve.fleet.assigner import RayAssigner
 from chorale.serve.fleet.holds import EARLY, Ended, HoldClient, HoldServer
 from tests.support import PATIENCE
-from tests.support.serve.harness import until
+from tests.support.serve.harness import request, until
 
 
 async def test_a_call_ends_with_its_request_even_if_the_end_arrives_first() -> None:
@@ -93,3 +97,27 @@ async def test_an_end_can_be_sent_to_every_engine() -> None:
     client.close()
     for server in servers:
         server.close()
+
+
+async def test_a_request_is_assigned_to_the_replica_that_accepted_its_call() -> None:
+    """The handle stands in for Ray's: a call of ``hold`` lasts until it is cancelled."""
+    calls: list[asyncio.Future[Any]] = []
+
+    def hold(name: str, front: str) -> asyncio.Future[Any]:
+        calls.append(asyncio.get_running_loop().create_future())
+        return calls[-1]
+
+    handle: Any = SimpleNamespace(hold=SimpleNamespace(remote=hold))
+    assigner, ticket = RayAssigner(handle, None), Ticket(request("a"))  # type: ignore[arg-type]
+    assigner.start()
+    assigned = asyncio.ensure_future(assigner.assign(ticket))
+    await asyncio.sleep(0)
+    assert assigner.ticket("a") is ticket
+    assigner.routed("a", "r1")
+    await asyncio.wait({assigned}, timeout=10)
+    assert assigned.done()
+    assert assigned.result() == "r1"
+    assigner.ended(ticket)
+    assert assigner.ticket("a") is None
+    calls[0].set_result(None)
+    await assigner.close()

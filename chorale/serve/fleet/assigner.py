@@ -6,15 +6,16 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Mapping
-from typing import Any
-
-from ray.serve.handle import DeploymentHandle
+from typing import TYPE_CHECKING, Any
 
 from chorale.client.fleet.fleet import FleetClient
 from chorale.client.fleet.members import Ticket
 from chorale.client.wire.messages import EngineAddress
 from chorale.errors import EngineDeadError
 from chorale.serve.fleet.holds import HoldClient
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
 
 logger = logging.getLogger(__name__)
 
