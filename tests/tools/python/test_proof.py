@@ -7,6 +7,8 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,19 @@ def test_an_interpreter_without_a_sandbox_is_refused(monkeypatch: pytest.MonkeyP
         expected.append("a process of the server is visible")
     for what in expected:
         assert what in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("python", "shown"), [("/opt/py/bin/python3", ["/opt/py"]), ("/usr/bin/python3", [])]
+)
+def test_the_interpreter_is_in_the_sandbox(
+    python: str, shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch_bubblewrap, "_interpreter", lambda for_others: Path(python))
+    launch = launch_bubblewrap.bubblewrap(LIMITS)
+    assert launch is not None
+    bound = [what for option, what in pairwise(launch.argv) if option == "--ro-bind"]
+    assert bound == ["/usr", *shown]
 
 
 def test_a_kind_that_is_refused_is_named_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
