@@ -1,22 +1,30 @@
-"""Reinforcement learning (GRPO) of the demo on a CPU: rollouts and weight updates through Chorale.
+"""Reinforcement learning (GRPO) of the demo: rollouts and weight updates through Chorale.
 
     pip install torch transformers safetensors      # beside chorale
     chorale serve demo --logprobs-mode processed_logprobs \
         --weight-transfer-config '{"backend": "checkpoint", "allowed_folders": ["/tmp/grpo"]}'
     python examples/grpo.py --folder /tmp/grpo
 
+Or with server and trainer on one NVIDIA GPU, and the weights in its memory:
+
+    chorale serve demo --dtype float32 --logprobs-mode processed_logprobs \
+        --weight-transfer-config '{"backend": "ipc", "allow_pickled_handles": true}'
+    python examples/grpo.py --ipc
+
 The task: which of two numbers is larger? A rollout is the final message alone, without analysis; the reward
 is 1 if the last number in it is the larger one. Each update draws new questions, takes a group of samples
 for each with the server's log-probabilities, makes one step of policy gradient with transformers' model,
-writes the trained tensors (attention, norms and routers, not experts, embedding and head) to the folder, and
-lets the server read them. The script prints how far the log-probabilities of the same tokens differ between
+and lets the server read the trained tensors (attention, norms and routers, not experts, embedding and head)
+from the folder or the GPU. The script prints how far the log-probabilities of the same tokens differ between
 trainer and server.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
+import pickle
 import random
 import re
 import statistics
@@ -30,6 +38,7 @@ from typing import Any
 import torch
 from common import KEY, URL, model_name
 from safetensors.torch import save_file
+from torch.multiprocessing.reductions import reduce_tensor
 from transformers import GptOssForCausalLM, Mxfp4Config
 
 from chorale.model.demo import ensure_demo
@@ -90,12 +99,13 @@ def rollouts(
 
 
 class Trainer:
-    """transformers' model in float32, with Adam."""
+    """transformers' model in float32, with Adam. Without ``folder``, on a GPU."""
 
-    def __init__(self, folder: Path, rate: float, temperature: float) -> None:
+    def __init__(self, folder: Path | None, rate: float, temperature: float) -> None:
+        self.device = torch.device("cpu" if folder else "cuda")
         self.model = GptOssForCausalLM.from_pretrained(
             ensure_demo(), dtype=torch.float32, quantization_config=Mxfp4Config(dequantize=True)
-        )
+        ).to(self.device)
         self.trained = {
             name: each
             for name, each in self.model.named_parameters()
@@ -112,34 +122,54 @@ class Trainer:
         length = max(len(each.prompt) + len(each.tokens) for each in batch)
         # Rows are filled up on the right, where causal attention does not look.
         rows = [each.prompt + each.tokens + [0] * length for each in batch]
-        hidden = self.model.model(torch.tensor([row[:length] for row in rows])).last_hidden_state
-        number = torch.tensor([index for index, each in enumerate(batch) for _ in each.tokens])
-        place = torch.tensor([len(each.prompt) - 1 + at for each in batch for at in range(len(each.tokens))])
+        number = self.tensor([index for index, each in enumerate(batch) for _ in each.tokens])
+        place = self.tensor([len(each.prompt) - 1 + at for each in batch for at in range(len(each.tokens))])
+        tokens = self.tensor([token for each in batch for token in each.tokens])
+        hidden = self.model.model(self.tensor([row[:length] for row in rows])).last_hidden_state
         logits = self.model.lm_head(hidden[number, place]) / self.temperature
-        tokens = torch.tensor([token for each in batch for token in each.tokens])
         return logits.log_softmax(-1).gather(1, tokens[:, None]).squeeze(1), number
+
+    def tensor(self, values: Any) -> torch.Tensor:
+        return torch.tensor(values, device=self.device)
 
     def step(self, batch: list[Rollout]) -> torch.Tensor:
         """Makes one step. Returns the differences between trainer and server before it, for each token."""
         ours, number = self.logprobs(batch)
-        servers = torch.tensor([each for rollout in batch for each in rollout.logprobs])
-        advantage = torch.tensor([each.advantage for each in batch])[number]
-        weight = torch.tensor([float(each.count) for each in batch])[number]
+        servers = self.tensor([each for rollout in batch for each in rollout.logprobs])
+        advantage = self.tensor([each.advantage for each in batch])[number]
+        weight = self.tensor([float(each.count) for each in batch])[number]
         ratio = (ours - servers).exp()
         gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
         self.optimizer.zero_grad()
         (-(gain * weight).sum() / weight.sum()).backward()
         torch.nn.utils.clip_grad_norm_(self.trained.values(), 1.0)
         self.optimizer.step()
-        return (ours - servers).detach().abs()
+        return (ours - servers).detach().abs().cpu()
+
+    def update_info(self) -> dict[str, Any]:
+        """Writes the trained tensors to the folder, or else makes handles of their memory; returns where they
+        are."""
+        tensors = {name: each.detach() for name, each in self.trained.items()}
+        if self.folder:
+            path = (self.folder / "update.safetensors").resolve()
+            save_file(tensors, path)
+            return {"path": str(path)}
+        torch.cuda.synchronize()  # the server reads the memory as it is
+        uuid = str(torch.cuda.get_device_properties(self.device).uuid)
+        handles = [{uuid: reduce_tensor(each)[1]} for each in tensors.values()]
+        return {
+            "names": list(tensors),
+            "dtype_names": ["float32"] * len(tensors),
+            "shapes": [list(each.shape) for each in tensors.values()],
+            "ipc_handles_pickled": base64.b64encode(pickle.dumps(handles)).decode(),
+        }
 
     def send(self, version: str) -> None:
-        """Writes the trained tensors, and lets the server read them."""
-        path = (self.folder / "update.safetensors").resolve()
-        save_file({name: each.detach() for name, each in self.trained.items()}, path)
+        """Lets the server read the trained tensors."""
+        update = {"update_info": self.update_info()}
         post("/pause?mode=keep")
         post("/start_weight_update")
-        post("/update_weights", {"update_info": {"path": str(path)}})
+        post("/update_weights", update)
         post("/finish_weight_update", {"weight_version": version})
         post("/resume")
 
@@ -179,7 +209,9 @@ def chart(rewards: list[float], window: int = 5) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="GRPO with Chorale; see the head of the file.")
-    parser.add_argument("--folder", type=Path, required=True, help="one of the server's allowed_folders")
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--folder", type=Path, help="one of the server's allowed_folders")
+    place.add_argument("--ipc", action="store_true", help="train on the server's GPU, and send handles")
     parser.add_argument("--updates", type=int, default=30)
     parser.add_argument("--questions", type=int, default=8, help="per update")
     parser.add_argument("--samples", type=int, default=8, help="per question")
@@ -192,7 +224,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.folder:
+        options.folder.mkdir(parents=True, exist_ok=True)
     draw, trainer = random.Random(options.seed), Trainer(options.folder, options.rate, options.temperature)
     post("/init_weight_transfer_engine", {"init_info": {}})
     trainer.send("0")

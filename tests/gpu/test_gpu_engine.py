@@ -10,8 +10,12 @@ import pytest
 import torch
 
 from chorale.engine.commands import MEMORY, Command
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
+from chorale.model.config import ModelConfig
+from chorale.model.config_writer import make_config
 from tests.gpu.scores import FLOAT32_BOUND, check_rounding, differences, scores
-from tests.support.runtime import make_engine, random_prompt, request, run
+from tests.model.test_puzzle import CONFIG, logprobs_of_layers
+from tests.support.runtime import VOCAB, make_engine, random_prompt, request, run
 
 pytestmark = pytest.mark.gpu
 OPS = ("reference", "triton")
@@ -83,3 +87,28 @@ def test_answers_after_waking_have_the_same_bits(checkpoint: Path) -> None:
             pass
         assert run(core, asked) == before
     core.shutdown()
+
+
+WIDE = make_config(
+    layers=3, experts=6, hidden=2880, inter=2880, heads=64, kv_heads=8, vocab=VOCAB,
+    layer_experts=(6, 4, 5), layer_windows=(128, 200, 0),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "length"), [(CONFIG, 150), (WIDE, 450)], ids=["small", "wide"])
+def test_puzzle_equals_layers_of_transformers(config: ModelConfig, length: int, tmp_path: Path) -> None:
+    """Layers with experts and windows of their own, in float32 and bfloat16."""
+    folder, tokens = write_random_checkpoint(tmp_path, config, seed=1), random_prompt(length, seed=3)
+    expected = logprobs_of_layers(config, tokens)[:-1].gather(1, torch.tensor(tokens[1:])[:, None])
+    for dtype in ("float32", "bfloat16"):
+        core = make_engine(folder, device="cuda", ops="triton", dtype=dtype, max_num_batched_tokens=128)
+        asked = request("p", tokens, max_tokens=1, prompt_logprobs=0)
+        entries = run(core, [asked])["p"][0].prompt_logprobs or []
+        core.shutdown()
+        found = torch.tensor([entry.logprob for entry in entries if entry is not None])
+        off = (found - expected.flatten()).abs()
+        print(f"{dtype}: mean difference {off.mean():.2e}, worst {off.max():.2e}")
+        if dtype == "float32":
+            assert off.max() < FLOAT32_BOUND
+        else:
+            check_rounding(off.tolist(), times=2)

@@ -39,28 +39,32 @@ CONFIG = make_config(
 TOKENS = prompt(150)
 
 
-@pytest.fixture(scope="module")
-def expected() -> torch.Tensor:
-    """Log-probabilities [150, V] of transformers' layers."""
+def logprobs_of_layers(config: ModelConfig, tokens: list[int]) -> torch.Tensor:
+    """Log-probabilities [T, V] of transformers' layers in float32."""
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
     from transformers.models.gpt_oss.modeling_gpt_oss import GptOssDecoderLayer
 
-    model = transformers_model(replace(CONFIG, layer_experts=(), layer_windows=()))
-    x, layers, masks = model.model.embed_tokens(torch.tensor([TOKENS])), torch.nn.ModuleList(), {}
-    for number, (experts, window) in enumerate(zip(CONFIG.layer_experts, CONFIG.layer_windows, strict=True)):
+    model = transformers_model(replace(config, layer_experts=(), layer_windows=()))
+    x, layers, masks = model.model.embed_tokens(torch.tensor([tokens])), torch.nn.ModuleList(), {}
+    for number, (experts, window) in enumerate(zip(config.layer_experts, config.layer_windows, strict=True)):
         sizes = {"num_local_experts": experts, "sliding_window": window or None}
-        config = type(model.config)(**{**model.config.to_dict(), **sizes})
-        config._attn_implementation = "eager"
-        layers.append(GptOssDecoderLayer(config, number))
+        own = type(model.config)(**{**model.config.to_dict(), **sizes})
+        own._attn_implementation = "eager"
+        layers.append(GptOssDecoderLayer(own, number))
         make_mask = create_sliding_window_causal_mask if window else create_causal_mask
-        masks[str(number)] = make_mask(config=config, inputs_embeds=x, attention_mask=None, cache=None)
+        masks[str(number)] = make_mask(config=own, inputs_embeds=x, attention_mask=None, cache=None)
     model.model.layers = layers
     model.config.__dict__["layer_types"] = list(masks)  # names of the layers' masks
-    source, specs = RandomTensors(CONFIG, 1), tensor_specs(CONFIG, "dense")
+    source, specs = RandomTensors(config, 1), tensor_specs(config, "dense")
     model.load_state_dict({spec.name: source.tensor(spec.layer, spec.role).float() for spec in specs})
     with torch.inference_mode():
         logits: torch.Tensor = model(inputs_embeds=x, attention_mask=masks, use_cache=False).logits[0]
     return logits.log_softmax(-1)
+
+
+@pytest.fixture(scope="module")
+def expected() -> torch.Tensor:
+    return logprobs_of_layers(CONFIG, TOKENS)
 
 
 @pytest.mark.parametrize(("chunk", "block_size"), [(None, 16), (1, 16), (7, 1), (37, 8)])
