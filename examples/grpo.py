@@ -105,7 +105,8 @@ class Trainer:
         self.device = torch.device("cpu" if folder else "cuda")
         self.model = GptOssForCausalLM.from_pretrained(
             ensure_demo(), dtype=torch.float32, quantization_config=Mxfp4Config(dequantize=True)
-        ).to(self.device)
+        )
+        self.model.float().to(self.device)  # transformers 5.17 leaves the experts in bfloat16
         self.trained = {
             name: each
             for name, each in self.model.named_parameters()

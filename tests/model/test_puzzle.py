@@ -52,7 +52,7 @@ def logprobs_of_layers(config: ModelConfig, tokens: list[int]) -> torch.Tensor:
         own._attn_implementation = "eager"
         layers.append(GptOssDecoderLayer(own, number))
         make_mask = create_sliding_window_causal_mask if window else create_causal_mask
-        masks[str(number)] = make_mask(config=own, inputs_embeds=x, attention_mask=None, cache=None)
+        masks[str(number)] = make_mask(own, x, None, None)
     model.model.layers = layers
     model.config.__dict__["layer_types"] = list(masks)  # names of the layers' masks
     source, specs = RandomTensors(config, 1), tensor_specs(config, "dense")
