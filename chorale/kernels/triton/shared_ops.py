@@ -152,7 +152,7 @@ def make_sampler(
     columns."""
     if ids is not None:
         return sampler_of_one_rank(forbidden, rows_at_once, ids=ids)
-    return SharedSample(rank, forbidden, None if reducer is None else reducer.rows)
+    return SharedSample(rank, forbidden, rows_at_once, None if reducer is None else reducer.rows)
 
 
 def gather_few(rank: Rank, reducer: SymmetricReducer, own: torch.Tensor) -> torch.Tensor:

@@ -197,8 +197,9 @@ def rank_bytes(
     """
     if config.tensor_parallel_size == 1:
         return 0
-    is_over_peers = has_peers and not config.disable_custom_all_reduce
-    return NCCL_BYTES + (peer_bytes(model, tokens, dtype) if is_over_peers else 0)
+    if has_peers and not config.disable_custom_all_reduce:
+        return NCCL_BYTES + peer_bytes(model, tokens, dtype)
+    return NCCL_BYTES + 2 * LOGIT_ROWS * model.vocab_size * 4  # gathered logits, by rank and as whole rows
 
 
 def peer_bytes(model: ModelConfig, tokens: int, dtype: str) -> int:

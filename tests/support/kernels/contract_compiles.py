@@ -24,12 +24,12 @@ from triton.experimental.gluon import language as gl
 from triton.runtime import _async_compile
 from triton.runtime.cache import get_cache_manager
 
+from chorale.kernels.triton.attention import invariant
 from chorale.kernels.triton.dense.norm import rms_norm
 from chorale.kernels.triton.precompile.compiler import Precompiler
 from chorale.kernels.triton.precompile.contract import compile_arguments
 from chorale.kernels.triton.precompile.pool import CompilePool
 from chorale.kernels.triton.precompile.worker_main import settle_keys
-from chorale.kernels.triton.sampling import thresholds
 from tests.support.kernels.dry_run_steps import pretend
 
 
@@ -59,7 +59,7 @@ def gluon_kernel(out_ptr, LAYOUT: gl.constexpr):
     gl.store(out_ptr + gl.arange(0, 128, LAYOUT), gl.full([128], 1.0, gl.float32, LAYOUT))
 
 
-FIRSTS = ("_round_kernel", "_conclude_kernel")
+FIRSTS = ("_tiles_kernel", "_join_kernel")
 
 
 def keys() -> list[list[str]]:
@@ -69,8 +69,8 @@ def keys() -> list[list[str]]:
         begin, end = os.pipe()
         if os.fork() == 0:
             settle_keys()
-            kernel = thresholds._conclude_kernel
-            if getattr(thresholds, first).cache_key and kernel.cache_key:
+            kernel = invariant._join_kernel
+            if getattr(invariant, first).cache_key and kernel.cache_key:
                 os.write(end, json.dumps([name for name, _ in kernel.used_global_vals]).encode())
             os._exit(0)
         os.close(end)

@@ -14,12 +14,13 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, SamplingInputs
-from chorale.kernels.reference.sampling.shared_sampling import agree, allowed_of
+from chorale.kernels.reference.sampling.shared_sampling import allowed_of, gather_logits
 from chorale.kernels.triton.launch import dependent, is_nvidia, wait_for_previous
 from chorale.kernels.triton.reduce.memory import ROW_WORDS
 from chorale.kernels.triton.reduce.rows import WORDS, RowExchange, swap_row
 from chorale.kernels.triton.sampling.sample import best_of_pieces
-from chorale.kernels.triton.sampling.thresholds import shared_thresholds
+from chorale.kernels.triton.sampling.sample import make_sampler as sampler_of_one_rank
+from chorale.kernels.triton.sampling.thresholds import thresholds
 from chorale.parallel.rank import Rank
 
 _NONE, _FORBIDDEN = tl.constexpr(NO_FINITE_LOGITS), tl.constexpr(NOTHING_ALLOWED)
@@ -92,64 +93,39 @@ def _choose_kernel(
 
 
 class SharedSample:
-    """``Sample`` for one rank. All ranks call it with the same numbers and their own logits."""
+    """``Sample`` for one rank. All ranks call it with the same numbers and their own logits.
 
-    def __init__(self, rank: Rank, forbidden: torch.Tensor, exchange: RowExchange | None) -> None:
-        """``forbidden`` covers the whole vocabulary. ``exchange``: used instead of the communicator."""
-        self._own, self._ranks, self._exchange = rank.share.vocabulary, rank.communicator, exchange
-        self._vocab = len(forbidden)
+    Without an exchange in kernels, or with more rows than it covers, the ranks gather the logits, and each
+    samples as if it were alone.
+    """
+
+    def __init__(
+        self, rank: Rank, forbidden: torch.Tensor, rows_at_once: int, exchange: RowExchange | None
+    ) -> None:
+        """``forbidden`` covers the whole vocabulary."""
+        self._rank, self._own, self._exchange = rank, rank.share.vocabulary, exchange
+        self._vocab, self._alone = len(forbidden), sampler_of_one_rank(forbidden, rows_at_once)
         self._forbidden = forbidden[self._own.start : self._own.stop].contiguous()
 
     def __call__(
         self, logits: torch.Tensor, draws: SamplingInputs, last_token: torch.Tensor, out: torch.Tensor
     ) -> None:
         exchange, first = self._exchange, self._own.start
-        if exchange is not None and not exchange.covers(len(logits)):
-            exchange = None
+        if exchange is None or not exchange.covers(len(logits)):
+            self._alone(gather_logits(self._rank, logits, self._vocab), draws, last_token, out)
+            return
         if draws.allowed is not None:
             draws = replace(draws, allowed=allowed_of(draws.allowed, self._own))
         edge = None
         if draws.filters is not None:
-            edge = shared_thresholds(
-                logits, draws, self._forbidden, first, self._vocab, self._ranks, exchange
-            )
-        found = best_of_pieces(logits, draws, self._forbidden, edge, first)
-        if exchange is None:
-            self._agree(*found, draws, last_token, out)
-        else:
-            self._choose(exchange, *found, draws, last_token, out)
-
-    def _choose(
-        self,
-        exchange: RowExchange,
-        best: torch.Tensor,
-        columns: torch.Tensor,
-        most: torch.Tensor,
-        draws: SamplingInputs,
-        last_token: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
+            edge = thresholds(logits, draws, self._forbidden, first, self._vocab, exchange)
+        best, columns, most = best_of_pieces(logits, draws, self._forbidden, edge, first)
         count, pieces = best.shape
         own = torch.empty(count, ROW_WORDS, device=best.device)
         everyone = torch.empty(exchange.size, count, ROW_WORDS, device=best.device)
         _choose_kernel[(count,)](
             best, columns, most, draws.rows, last_token, out, own, everyone, count * ROW_WORDS,
-            *exchange.arguments, pieces, self._own.start, PIECES=triton.next_power_of_2(pieces),
+            *exchange.arguments, pieces, first, PIECES=triton.next_power_of_2(pieces),
             THREADS=32 * _WARPS, N=exchange.size, ASM=is_nvidia(best.device), num_warps=_WARPS,
             **dependent(best),
         )  # fmt: skip
-
-    def _agree(
-        self,
-        best: torch.Tensor,
-        columns: torch.Tensor,
-        most: torch.Tensor,
-        draws: SamplingInputs,
-        last_token: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        top = best.amax(1)
-        column = torch.where(best == top.unsqueeze(1), columns, len(self._forbidden)).amin(1)
-        own = torch.stack((top, (column + self._own.start).float(), most.amax(1)))
-        out.copy_(agree(own, self._ranks.all_gather))
-        last_token.index_copy_(0, draws.rows.long(), out.clamp(min=0))

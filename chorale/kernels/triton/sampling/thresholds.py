@@ -31,7 +31,6 @@ from chorale.kernels.triton.launch import dependent, is_nvidia, wait_for_previou
 from chorale.kernels.triton.reduce.memory import ROW_WORDS
 from chorale.kernels.triton.reduce.rows import WORDS, RowExchange, swap_row
 from chorale.kernels.triton.sampling.masks import COLUMNS, STRIDES, load_scores, masks_in_use, masks_of
-from chorale.parallel.communicator import ALONE, Communicator
 
 BLOCK, BLOCKS, WARPS = 512, 4, 4  # shape of a piece
 SLOTS = tl.constexpr(16)  # measures per round: the total, and the part that reaches each pivot
@@ -269,7 +268,6 @@ def _round_kernel(
     STOPS: tl.constexpr,
     FIRST: tl.constexpr,  # the token id of column 0
     START: tl.constexpr,  # only find the range
-    SWAP: tl.constexpr,  # also exchange with other ranks
     THREADS: tl.constexpr,
     N: tl.constexpr,
     ASM: tl.constexpr,
@@ -300,69 +298,33 @@ def _round_kernel(
             tl.store(arrivals_ptr + row, 0)
             own = own_ptr + row * WORDS
             _add_pieces(parts_ptr, own, pieces, PIECES, START)
-            if SWAP or N == 1:
-                everyone = all_ptr + row * WORDS
-                if SWAP:
-                    swap_row(
-                        own, everyone, rank_stride, row, peers_ptr, calls_ptr, status, begin, from_bytes,
-                        rank, SENT, THREADS, N, ASM,
-                    )  # fmt: skip
-                else:
-                    tl.debug_barrier()  # all threads have written the row's numbers
-                _conclude(
-                    everyone, rank_stride, filters_ptr + row * 3, state_ptr, values_ptr, edge_ptr + row,
-                    V, START, N,
+            everyone = all_ptr + row * WORDS
+            if N > 1:
+                swap_row(
+                    own, everyone, rank_stride, row, peers_ptr, calls_ptr, status, begin, from_bytes,
+                    rank, SENT, THREADS, N, ASM,
                 )  # fmt: skip
+            else:
+                tl.debug_barrier()  # all threads have written the row's numbers
+            _conclude(
+                everyone, rank_stride, filters_ptr + row * 3, state_ptr, values_ptr, edge_ptr + row,
+                V, START, N,
+            )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rank_stride"])
-def _conclude_kernel(
-    all_ptr,
-    rank_stride,
-    temperature_ptr,
-    filters_ptr,
-    state_ptr,
-    values_ptr,
-    edge_ptr,
-    V,
-    START: tl.constexpr,
-    N: tl.constexpr,
-):
-    """Compute the next state after a round of several ranks without SWAP."""
-    row = tl.program_id(0).to(tl.int64)
-    state_ptr += row * STATE
-    if START:
-        active = filtered(filters_ptr, row, V) & (tl.load(temperature_ptr + row) > 0)
-    else:
-        active = tl.load(state_ptr + _SEARCH) != _SETTLED
-    if active:
-        _conclude(
-            all_ptr + row * WORDS, rank_stride, filters_ptr + row * 3, state_ptr,
-            values_ptr + row * VALUES, edge_ptr + row, V, START, N,
-        )  # fmt: skip
-
-
-def thresholds(logits: torch.Tensor, draws: SamplingInputs, forbidden: torch.Tensor) -> torch.Tensor:
-    """Return thresholds [N] float32 of the scores; -inf for rows without a filter and for greedy rows.
-
-    logits [N, V] float32, ``forbidden`` as in ``Ops.sample``; ``draws`` has filters.
-    """
-    return shared_thresholds(logits, draws, forbidden, 0, logits.shape[1], ALONE, None)
-
-
-def shared_thresholds(
+def thresholds(
     logits: torch.Tensor,
     draws: SamplingInputs,
     forbidden: torch.Tensor,
-    first: int,
-    vocab: int,
-    ranks: Communicator,
-    exchange: RowExchange | None,
+    first: int = 0,
+    vocab: int | None = None,
+    exchange: RowExchange | None = None,
 ) -> torch.Tensor:
-    """``thresholds`` for ``logits`` of ids from ``first``, out of ``vocab`` ids. All ranks get the same bits.
+    """Return thresholds [N] float32 of the scores; -inf for rows without a filter and for greedy rows.
 
-    ``forbidden`` and ``draws.allowed`` cover this rank's ids. Without ``exchange``, ``ranks`` gathers the
-    numbers.
+    logits [N, V] float32, ``forbidden`` as in ``Ops.sample``; ``draws`` has filters. With ``exchange``, each
+    rank has the logits of the ids from ``first``, out of ``vocab`` ids; ``forbidden`` and ``draws.allowed``
+    cover its ids, and all ranks get the same bits.
     """
     count, columns = logits.shape
     assert draws.filters is not None
@@ -373,26 +335,21 @@ def shared_thresholds(
         return torch.empty(shape, dtype=dtype, device=device)
 
     state, values, edge = room(count, STATE.value, dtype=torch.int64), room(count, VALUES.value), room(count)
-    parts, own = room(count, ROW_WORDS, pieces), room(count, ROW_WORDS)
-    everyone = own if ranks.size == 1 else room(ranks.size, count, ROW_WORDS)
-    stride = count * ROW_WORDS
+    parts, own, stride = room(count, ROW_WORDS, pieces), room(count, ROW_WORDS), count * ROW_WORDS
     if exchange is None:
+        ranks, everyone = 1, own
         arrivals = torch.zeros(count, dtype=torch.int32, device=device)
-        swap: tuple[Any, ...] = (everyone, arrivals, 0, 0, 0, ranks.rank)
+        swap: tuple[Any, ...] = (everyone, arrivals, 0, 0, 0, 0)
     else:
+        ranks, everyone = exchange.size, room(exchange.size, count, ROW_WORDS)
         arrivals, swap = exchange.arrivals, exchange.arguments
     programs = min(pieces, triton.cdiv(tuning.ROUND_PROGRAMS, count))
     for number in range(1 + ROUNDS):
         _round_kernel[(programs, count)](
             logits, logits.stride(0), temperature, filters, forbidden, *masks_of(draws, forbidden),
-            state, values, edge, parts, arrivals, own, everyone, stride, *swap, columns, vocab, pieces,
-            PIECES=triton.next_power_of_2(pieces), BLOCK=BLOCK, BLOCKS=BLOCKS, **masks_in_use(draws),
-            FIRST=first, START=number == 0, SWAP=exchange is not None, THREADS=32 * WARPS, N=ranks.size,
-            ASM=is_nvidia(device), num_warps=WARPS, **dependent(logits),
+            state, values, edge, parts, arrivals, own, everyone, stride, *swap, columns, vocab or columns,
+            pieces, PIECES=triton.next_power_of_2(pieces), BLOCK=BLOCK, BLOCKS=BLOCKS, **masks_in_use(draws),
+            FIRST=first, START=number == 0, THREADS=32 * WARPS, N=ranks, ASM=is_nvidia(device),
+            num_warps=WARPS, **dependent(logits),
         )  # fmt: skip
-        if exchange is None and ranks.size > 1:
-            _conclude_kernel[(count,)](
-                ranks.all_gather(own), stride, temperature, filters, state, values, edge, vocab,
-                START=number == 0, N=ranks.size, num_warps=1,
-            )  # fmt: skip
     return edge
