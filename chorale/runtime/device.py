@@ -13,7 +13,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,64 +37,52 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, E4M3: torch.floa
 _CPU = torch.device("cpu")
 
 
-class Device(Protocol):
-    """One accelerator, or the CPU."""
+class Device:
+    """One accelerator, or the CPU. The methods here are those of a device whose copies are complete when the
+    calls return, and that captures nothing."""
 
-    @property
-    def torch_device(self) -> torch.device: ...
-
-    @property
-    def hardware(self) -> Hardware: ...
-
-    @property
-    def overlap(self) -> bool:
-        """Returns whether a step can run while the host plans the next."""
-        ...
-
-    @property
-    def can_capture(self) -> bool:
-        """Returns whether graphs are supported."""
-        ...
-
-    @property
-    def sample_rows(self) -> int:
-        """Rows that the sampler processes at once."""
-        ...
+    __slots__ = ()
+    torch_device: torch.device
+    hardware: Hardware
+    overlap: bool  # a step can run while the host plans the next
+    can_capture: bool  # graphs are supported
+    sample_rows: int  # rows that the sampler processes at once
 
     def upload(self, host: npt.NDArray[np.int32]) -> torch.Tensor:
         """Copy to the device. The caller must not write to ``host`` afterwards."""
-        ...
+        return torch.from_numpy(host).to(self.torch_device)
 
     def download(self, tensors: Sequence[torch.Tensor]) -> Callable[[], Arrays]:
         """Start copies to the host. Returns a function that waits for them."""
-        ...
+        arrays = [tensor.cpu().numpy() for tensor in tensors]
+        return lambda: arrays
 
     def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Allocate host memory that can be copied to and from the device in the background."""
-        ...
+        return torch.zeros(size, dtype=dtype)
 
     def send(self, memory: torch.Tensor) -> torch.Tensor:
         """Copy a tensor from ``host_memory`` to the device in the background.
 
         The caller must not write to it before it has waited for a later result.
         """
-        ...
+        return memory.to(self.torch_device)
 
     def mark(self) -> Callable[[], None]:
         """Mark the current point in the device's work. Returns a function that waits until it is reached."""
-        ...
+        return _nothing
 
     def stream(self) -> Stream:
         """Make a stream for work that runs in parallel to steps."""
-        ...
+        return HostStream()
 
     def event(self) -> Event:
         """Mark the current point in the work of the current stream."""
-        ...
+        return HostEvent()
 
     def host_pages(self, count: int, num_bytes: int) -> torch.Tensor:
         """Allocate [count, num_bytes] uint8 like ``host_memory``. The content is undefined."""
-        ...
+        return torch.empty(count, num_bytes, dtype=torch.uint8)
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         """Return a function that repeats ``step`` without host work. ``step`` uses static memory only.
@@ -102,52 +90,18 @@ class Device(Protocol):
         Runs ``step`` once first. Memory that ``step`` allocates is shared with other captured steps, so its
         content is lost between steps.
         """
-        ...
-
-    def trim(self) -> None:
-        """Release memory that is kept for reuse, so that one large allocation can use it."""
-        ...
-
-    def pack_memory(self) -> None:
-        """Let allocations share segments, for devices with little memory. Call it before the first one."""
-        ...
-
-
-class _WithoutStreams:
-    """Base of devices whose copies are complete when the calls return, and that capture nothing."""
-
-    __slots__ = ()
-    torch_device: torch.device
-
-    def upload(self, host: npt.NDArray[np.int32]) -> torch.Tensor:
-        return torch.from_numpy(host).to(self.torch_device)
-
-    def send(self, memory: torch.Tensor) -> torch.Tensor:
-        return memory.to(self.torch_device)
-
-    def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(size, dtype=dtype)
-
-    def stream(self) -> Stream:
-        return HostStream()
-
-    def event(self) -> Event:
-        return HostEvent()
-
-    def host_pages(self, count: int, num_bytes: int) -> torch.Tensor:
-        return torch.empty(count, num_bytes, dtype=torch.uint8)
-
-    def pack_memory(self) -> None:
-        """Do nothing."""
-
-    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Return ``step`` itself."""
         step()
         return step
 
+    def trim(self) -> None:
+        """Release memory that is kept for reuse, so that one large allocation can use it."""
+
+    def pack_memory(self) -> None:
+        """Let allocations share segments, for devices with little memory. Call it before the first one."""
+
 
 @dataclass(frozen=True, slots=True)
-class CpuDevice(_WithoutStreams):
+class CpuDevice(Device):
     """The host itself: a step runs when it is executed, and transfers are views."""
 
     hardware: Hardware
@@ -156,20 +110,13 @@ class CpuDevice(_WithoutStreams):
     can_capture: bool = False
     sample_rows: int = 1  # one row of logits stays in the cache, and a row skips the filters it does not use
 
-    def download(self, tensors: Sequence[torch.Tensor]) -> Callable[[], Arrays]:
-        arrays = [tensor.numpy() for tensor in tensors]
-        return lambda: arrays
-
-    def mark(self) -> Callable[[], None]:
-        return _nothing
-
     def trim(self) -> None:
         with contextlib.suppress(AttributeError):  # glibc only
             ctypes.CDLL(None).malloc_trim(0)
 
 
 @dataclass(frozen=True, slots=True)
-class CudaDevice:
+class CudaDevice(Device):
     """One GPU (AMD's are "cuda" in PyTorch too): work is enqueued on the current stream, results return
     through pinned memory."""
 
@@ -231,7 +178,7 @@ class CudaDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class NpuDevice(_WithoutStreams):
+class NpuDevice(Device):
     """One Ascend NPU, through torch_npu. Never run on an NPU, so it uses little: no graphs, no pinned memory,
     and the host waits for each copy."""
 
@@ -240,10 +187,6 @@ class NpuDevice(_WithoutStreams):
     overlap: bool = False
     can_capture: bool = False
     sample_rows: int = GPU_SAMPLE_ROWS
-
-    def download(self, tensors: Sequence[torch.Tensor]) -> Callable[[], Arrays]:
-        arrays = [tensor.cpu().numpy() for tensor in tensors]
-        return lambda: arrays
 
     def mark(self) -> Callable[[], None]:
         event = _npu().Event()

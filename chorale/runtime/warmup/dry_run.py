@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -73,9 +73,12 @@ def first_layers(model: GptOss) -> GptOss:
     return found
 
 
-class UncapturedDevice:
-    """A device that runs steps instead of capturing them. Otherwise like ``device``."""
+def uncaptured(device: Device) -> Device:
+    """Return a device that runs steps instead of capturing them. Otherwise like ``device``."""
+    return cast(Device, _UncapturedDevice(device))
 
+
+class _UncapturedDevice:
     def __init__(self, device: Device) -> None:
         self._device = device
 

@@ -25,9 +25,9 @@ from chorale.runtime.warmup.captures import Preparation, all_preparations
 from chorale.runtime.warmup.dry_run import (
     AllowAllGrammars,
     DryRunExecutors,
-    UncapturedDevice,
     dry_run,
     first_layers,
+    uncaptured,
 )
 from chorale.runtime.warmup.plans import drafting_plan, eager_plans, masked_plans
 
@@ -139,15 +139,15 @@ def record(
     """
     small = replace(resolved, host_tier=None, limits=replace(resolved.limits, num_blocks=1))
     eager = replace(small, graph_rows=())
-    uncaptured, rows = UncapturedDevice(device), GrammarRows(device, grammars)
+    never, rows = uncaptured(device), GrammarRows(device, grammars)
     short, kv = first_layers(model), allocate_kv(model.config, small, device)
     rank = None
     if dry is not None:
         rank, short.ops = dry.rank, dry.ops
     executors = DryRunExecutors(
-        captured=make_executor(short, kv, small, uncaptured, rows, rank, drafts, adapters),
-        eager=make_executor(short, kv, eager, uncaptured, rows, rank, drafts),
-        masked=make_executor(short, kv, eager, uncaptured, AllowAllGrammars(device, grammars), rank, drafts),
+        captured=make_executor(short, kv, small, never, rows, rank, drafts, adapters),
+        eager=make_executor(short, kv, eager, never, rows, rank, drafts),
+        masked=make_executor(short, kv, eager, never, AllowAllGrammars(device, grammars), rank, drafts),
     )
     graph_rows, limits = resolved.graph_rows, resolved.limits
     prepared: list[Preparation] = []
