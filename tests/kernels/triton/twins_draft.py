@@ -11,7 +11,7 @@ import torch
 from chorale.kernels.ops import AttentionMeta, AttentionShape, PairNorms
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.kernels.triton import tuning
-from chorale.kernels.triton.dense import draft_fused, skinny_fused
+from chorale.kernels.triton.dense import skinny_fused
 from chorale.kernels.triton.dense.draft import TRITON_DRAFT_OPS
 from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.model.config import RopeConfig
@@ -176,7 +176,7 @@ def test_one_kernel(tokens: int) -> None:
     plain = REFERENCE_OPS.draft
     assert plain is not None
     out = torch.zeros(tokens, inter, dtype=torch.bfloat16, device=DEVICE)
-    draft_fused.gated(x, norm, TRITON_DRAFT_OPS.pack_gated(gate, up).weight, out, EPS, tile)
+    skinny_fused.gated(x, norm, TRITON_DRAFT_OPS.pack_gated(gate, up).weight, out, EPS, tile)
     check(out, plain.gated_silu(x, norm, plain.pack_gated(gate.float(), up.float()), EPS), torch.bfloat16)
 
     shape = AttentionShape(heads, 2, dim, 1)
@@ -188,7 +188,7 @@ def test_one_kernel(tokens: int) -> None:
     expected = torch.zeros(found.shape, device=DEVICE)
     q = torch.zeros(tokens, heads, dim, dtype=torch.bfloat16, device=DEVICE)
     sizes = {"NUM_Q": heads, "NUM_KV": 2, "D": dim, "KV_BLOCK": block}
-    draft_fused.qkv(normed, weight, bias, rope, meta.slots[0], q, found, sizes, tile)
+    skinny_fused.qkv(normed, None, weight, bias, 0.0, rope, meta.slots[0], q, found, sizes, tile)
     packed = REFERENCE_OPS.pack_linear(weight.float(), bias.float())
     plan = REFERENCE_OPS.plan_attention(meta, shape, block)
     exact = plain.qkv_rope_cache(normed.float(), packed, rope, plan, 0, expected)

@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 from chorale.config.engine import EngineConfig
 from chorale.engine.types import EARLY_STOPS
 from chorale.kernels.triton import pages, tuning
-from chorale.kernels.triton.dense import draft, draft_fused, linear, norm, qkv, skinny, skinny_fused
+from chorale.kernels.triton.dense import draft, linear, norm, qkv, skinny, skinny_fused
 from chorale.kernels.triton.precompile.compiler import Precompiler
 from chorale.kernels.triton.precompile.contract import compile_arguments
 from chorale.kernels.triton.precompile.target import TargetDriver, compiled_for
@@ -180,10 +180,10 @@ def fused_draft_variants(tokens: int) -> list[Variant]:
 
     if (tile := tuning.draft_qkv(tokens)) is not None:
         product = replace(skinny_fused.product_of(tile, tokens, 5760, 64, True), norm=False)
-        add("draft qkv", draft_fused._qkv_kernel, product, {**HEADS, "K": 5760}, {})
+        add("draft qkv", skinny_fused._qkv_kernel, product, {**HEADS, "K": 5760, "norm_ptr": None}, {})
     if (tile := tuning.draft_gated(tokens)) is not None:
         product = replace(skinny_fused.product_of(tile, tokens, 2880, 0, True), norm=True, early="")
-        add("draft gated", draft_fused._gated_kernel, product, {"H": 2880}, {"x_ptr": "*fp32"})
+        add("draft gated", skinny_fused._gated_kernel, product, {"H": 2880}, {"x_ptr": "*fp32"})
     if (tile := tuning.draft_down(tokens)) is not None:
         product = skinny_fused.product_of(tile, tokens, 17280, 0, True)
         sizes = {"K": 17280, "HAS_BIAS": False}

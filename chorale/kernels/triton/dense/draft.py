@@ -14,8 +14,8 @@ import triton.language as tl
 from chorale.kernels.ops import DraftOps, HeadNorms, PairNorms
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.attention.plan import AttentionPlan
-from chorale.kernels.triton.dense import draft_fused, skinny_fused
 from chorale.kernels.triton.dense import linear as dense
+from chorale.kernels.triton.dense import skinny_fused
 from chorale.kernels.triton.dense.linear import (
     Linear,
     chunk_of,
@@ -240,7 +240,7 @@ def qkv_rope_cache(
         sizes = tokens, shape.num_heads, shape.head_dim
         q = torch.empty(sizes, dtype=weight.dtype, device=normed.device)
         view = kernel_view(kv)
-        draft_fused.qkv(normed, weight, packed.bias, rope, slots, q, view, plan.sizes, tile)
+        skinny_fused.qkv(normed, None, weight, packed.bias, 0.0, rope, slots, q, view, plan.sizes, tile)
         return q
     if tokens == 1:
         qkv = stream_row(normed, weight, tuning.stream_row()).unsqueeze(0)
@@ -269,7 +269,7 @@ def gated_silu(x: torch.Tensor, norm: torch.Tensor, packed: Linear, eps: float) 
     out = torch.empty(tokens, inter, dtype=weight.dtype, device=x.device)
     fused = tuning.draft_gated(tokens)
     if fused is not None and fits(fused, x, weight):
-        draft_fused.gated(x, norm, weight, out, eps, fused)
+        skinny_fused.gated(x, norm, weight, out, eps, fused)
     elif tokens == 1:
         tile = tuning.gated_row()
         _gated_row_kernel[(triton.cdiv(inter, tile.rows),)](

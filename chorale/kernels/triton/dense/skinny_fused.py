@@ -1,4 +1,4 @@
-"""Dense products of 2 to 16 tokens in one kernel (loop: ``skinny_ptx.py``). NVIDIA since sm_90, bfloat16.
+"""Dense products of up to 16 tokens in one kernel (loop: ``skinny_ptx.py``). NVIDIA since sm_90, bfloat16.
 
 Tensors have one element per thread. After the product, lane ``4 g + t`` of a warp has rows ``2 t`` and ``2 t
 + 1`` of one unit for token ``g`` (or ``8 + g``); one warp writes each such result.
@@ -7,6 +7,7 @@ Tensors have one element per thread. After the product, lane ``4 g + t`` of a wa
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -96,9 +97,9 @@ def _project_kernel(
 
 @triton.jit(do_not_specialize=["T"], do_not_specialize_on_alignment=["slots_ptr"])
 def _qkv_kernel(
-    x_ptr,  # [T, H] float32
-    norm_ptr,  # [H] float32
-    w_ptr,  # [(Nq + 2 Nkv) * D, H] bfloat16
+    x_ptr,  # [T, K]: float32, or normed in bfloat16
+    norm_ptr,  # [K] float32; None: x is normed
+    w_ptr,  # [(Nq + 2 Nkv) * D, K] bfloat16
     b_ptr,  # [(Nq + 2 Nkv) * D] bfloat16
     rope_ptr,  # [T, D] float32
     slots_ptr,  # [T] int64
@@ -106,7 +107,7 @@ def _qkv_kernel(
     kv_ptr,  # [blocks, 2, Nkv, KV_BLOCK, D]
     eps,
     T,
-    H: tl.constexpr,
+    K: tl.constexpr,
     NUM_Q: tl.constexpr,
     NUM_KV: tl.constexpr,
     D: tl.constexpr,
@@ -120,20 +121,57 @@ def _qkv_kernel(
 ):
     lane, warp, first, unit, token, ours = _place(T, UNITS, COLUMNS, WARPS)
     weights, head, pair, early = _qkv_places(
-        w_ptr, b_ptr, rope_ptr, slots_ptr, T, lane, warp, unit, token, H, D, GROUP
+        w_ptr, b_ptr, rope_ptr, slots_ptr, T, lane, warp, unit, token, K, D, GROUP
     )
-    norm = (norm_ptr + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64)
-    inputs = _inputs(x_ptr, T, lane, warp, H, GROUP, COLUMNS)
+    norm = weights if norm_ptr is None else (norm_ptr + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64)
+    inputs = _inputs(x_ptr, T, lane, warp, K, GROUP, COLUMNS)
     operands = (weights, first, norm) + inputs + early  # noqa: RUF005  (Triton has no stars)
-    left, right, squares, bias_left, bias_right, cos, sin, slot = tl.inline_asm_elementwise(
-        TEXT, CONSTRAINTS, operands, is_pure=False, pack=1, dtype=(tl.float32,) * 7 + (tl.int64,)
-    )
-    scale = 1.0 / tl.sqrt(squares / H + eps)
-    left = left * scale + bias_left
-    right = right * scale + bias_right
+    if norm_ptr is None:
+        left, right, bias_left, bias_right, cos, sin, slot = tl.inline_asm_elementwise(
+            TEXT, CONSTRAINTS, operands, is_pure=False, pack=1, dtype=(tl.float32,) * 6 + (tl.int64,)
+        )
+        left += bias_left
+        right += bias_right
+    else:
+        left, right, squares, bias_left, bias_right, cos, sin, slot = tl.inline_asm_elementwise(
+            TEXT, CONSTRAINTS, operands, is_pure=False, pack=1, dtype=(tl.float32,) * 7 + (tl.int64,)
+        )
+        scale = 1.0 / tl.sqrt(squares / K + eps)
+        left = left * scale + bias_left
+        right = right * scale + bias_right
     store_pairs(
         left, right, cos, sin, slot, token, head, pair, ours, q_ptr, kv_ptr, NUM_Q, NUM_KV, D, KV_BLOCK
     )
+
+
+@triton.jit(do_not_specialize=["T"])
+def _gated_kernel(
+    x_ptr,  # [T, H] float32
+    norm_ptr,  # [H] float32
+    w_ptr,  # [2 I, H] bfloat16: gate 0, up 0, gate 1, ...
+    out_ptr,  # [T, I]
+    eps,
+    T,
+    I,
+    H: tl.constexpr,
+    UNITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TEXT: tl.constexpr,
+    CONSTRAINTS: tl.constexpr,
+):
+    lane, warp, first, unit, token, ours = _place(T, UNITS, COLUMNS, WARPS)
+    weights = (w_ptr + (lane // 4) * H + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64)
+    norm = (norm_ptr + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64)
+    operands = (weights, first, norm) + _inputs(x_ptr, T, lane, warp, H, GROUP, COLUMNS)  # noqa: RUF005
+    gate, up, squares = tl.inline_asm_elementwise(
+        TEXT, CONSTRAINTS, operands, is_pure=False, pack=1, dtype=(tl.float32,) * 3
+    )
+    scale = 1.0 / tl.sqrt(squares / H + eps)
+    gate = gate * scale
+    result = gate / (1.0 + tl.exp(-gate)) * (up * scale)
+    tl.store(out_ptr + token * I + unit * 4 + lane % 4, result.to(out_ptr.dtype.element_ty), mask=ours)
 
 
 def product_of(tile: SkinnyConfig, tokens: int, depth: int, head_dim: int, pdl: bool) -> Product:
@@ -193,9 +231,28 @@ def project(
     return residual
 
 
-def qkv(
+def gated(
     x: torch.Tensor,
     norm: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    eps: float,
+    tile: SkinnyConfig,
+) -> None:
+    """``DraftOps.gated_silu`` for 1 to 16 tokens; writes out [T, I]."""
+    tokens, (rows, hidden) = x.shape[0], weight.shape
+    _whole(rows, tile)
+    launch = _launch(x, tile)
+    plain = product_of(tile, tokens, hidden, 0, launch.pop("PDL"))
+    constants = constants_of(replace(plain, norm=True, early=""))
+    _gated_kernel[(rows // (8 * tile.units),)](
+        x, norm, weight, out, eps, tokens, rows // 2, H=hidden, **constants, **launch
+    )
+
+
+def qkv(
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
     weight: torch.Tensor,
     bias: torch.Tensor,
     eps: float,
@@ -206,11 +263,13 @@ def qkv(
     sizes: dict[str, int],
     tile: SkinnyConfig,
 ) -> None:
-    """``qkv.qkv_rope_cache`` for up to 16 tokens; writes q and kv. ``sizes``: NUM_Q, NUM_KV, D, KV_BLOCK."""
-    tokens, (rows, hidden) = x.shape[0], weight.shape
+    """``qkv.qkv_rope_cache`` for up to 16 tokens; writes q and kv. ``norm``: None if x is normed, in the
+    weight's dtype. ``sizes``: NUM_Q, NUM_KV, D, KV_BLOCK."""
+    tokens, (rows, depth) = x.shape[0], weight.shape
     _whole(rows, tile)
     launch = _launch(x, tile)
-    constants = constants_of(product_of(tile, tokens, hidden, sizes["D"], launch.pop("PDL")))
+    product = replace(product_of(tile, tokens, depth, sizes["D"], launch.pop("PDL")), norm=norm is not None)
     _qkv_kernel[(rows // (8 * tile.units),)](
-        x, norm, weight, bias, rope, slots, q, kv, eps, tokens, H=hidden, **sizes, **constants, **launch,
+        x, norm, weight, bias, rope, slots, q, kv, eps, tokens, K=depth, **sizes, **constants_of(product),
+        **launch,
     )  # fmt: skip
