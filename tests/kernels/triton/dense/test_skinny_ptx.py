@@ -108,7 +108,7 @@ def test_the_machine_code(tokens: int, dim: int) -> None:
     warps = constants.pop("num_warps")
     types = {"x_ptr": "*fp32", "rope_ptr": "*fp32", "norm_ptr": "*fp32", "slots_ptr": "*i64", "T": "i32"}
     if dim:
-        kernel, constants = skinny_fused._qkv_kernel, constants | HEADS | {"H": 2880}
+        kernel, constants = skinny_fused._qkv_kernel, constants | HEADS | {"K": 2880}
     else:
         kernel, constants = skinny_fused._project_kernel, constants | {"K": 2880, "HAS_BIAS": True}
         types = {"residual_ptr": "*fp32", "T": "i32"}
