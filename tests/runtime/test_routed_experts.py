@@ -70,7 +70,6 @@ def check() -> Check:
     [
         {"ops": "reference"},
         {"async_scheduling": True, "max_num_batched_tokens": 16, "block_size": 4},
-        {"tensor_parallel_size": 2},
         {"tensor_parallel_size": 2, "enable_expert_parallel": True, "max_num_batched_tokens": 16},
     ],
 )
