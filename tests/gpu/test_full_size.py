@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.full_size import Scored, Text, check, engine, forced, parts, random_texts, score
+from tests.gpu.full_size import Scored, check, engine, forced, parts, random_texts, score
 from tests.runtime.steps.test_decode_graphs import graph_engine
 from tests.support.runtime import VOCAB, write_checkpoint
 
@@ -72,8 +72,3 @@ def test_a_fault_of_one_short_text_is_seen(exact: list[Scored], yardstick: list[
     found[0].decoded[:] += 0.5
     with pytest.raises(AssertionError):
         check(found, exact, yardstick)
-
-
-def test_texts() -> None:
-    assert [len(text.tokens) - text.num_prompt for text in TEXTS] == [6] * 6
-    assert isinstance(TEXTS[0], Text)

@@ -9,19 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from chorale.config.seeds import choice_seed
 from chorale.engine.types import TokenLogprobs
 from chorale.errors import EngineError
-from chorale.measure.bench.checkpoint_writer import RandomTensors
 from chorale.model.config import ModelConfig
-from chorale.model.config_writer import config_json
-from chorale.model.layouts import tensor_specs
+from tests.model.test_parity import expected_logprobs
 from tests.support.runtime import (
-    VOCAB,
     Answer,
     check_preempted,
     make_engine,
@@ -90,22 +86,6 @@ def test_stop_ids_and_min_tokens(checkpoint: Path) -> None:
 # --------------------------------------------------------------------------- log-probabilities
 
 
-def transformers_logprobs(config: ModelConfig, tokens: list[int]) -> torch.Tensor:
-    """[len(tokens), V] from transformers' GptOss in float32, on the same random weights."""
-    # Here, because every worker imports the tests, and this import takes two seconds.
-    from transformers import GptOssConfig, GptOssForCausalLM
-
-    raw = {**config_json(config, "dense"), "eos_token_id": 0, "pad_token_id": 0}
-    model = GptOssForCausalLM._from_config(
-        GptOssConfig(**raw), attn_implementation="eager", dtype=torch.float32
-    )
-    source = RandomTensors(config, 1)
-    specs = tensor_specs(config, "dense")
-    model.load_state_dict({spec.name: source.tensor(spec.layer, spec.role).float() for spec in specs})
-    with torch.inference_mode():
-        return model.eval()(torch.tensor([tokens])).logits[0].log_softmax(-1)
-
-
 def assert_matches(found: list[TokenLogprobs], expected: torch.Tensor) -> None:
     """``found[i]``, its alternatives included, against row i of ``expected``."""
     assert len(found) == len(expected)
@@ -127,14 +107,14 @@ def test_prompt_logprobs_equal_transformers(checkpoint: Path, chunk: int) -> Non
     assert answer.prompt_logprobs is not None
     first, *others = answer.prompt_logprobs
     assert first is None
-    expected = transformers_logprobs(ModelConfig.load(checkpoint), prompt)
+    expected = expected_logprobs(ModelConfig.load(checkpoint), prompt)
     found = [entry for entry in others if entry is not None]
     assert [entry.token_id for entry in found] == prompt[1:]
     assert_matches(found, expected[:-1])
 
 
 def check_output_logprobs(checkpoint: Path, prompt: list[int], answer: Answer) -> None:
-    everything = transformers_logprobs(ModelConfig.load(checkpoint), prompt + answer.token_ids)
+    everything = expected_logprobs(ModelConfig.load(checkpoint), prompt + answer.token_ids)
     assert [entry.token_id for entry in answer.logprobs] == answer.token_ids
     assert_matches(answer.logprobs, everything[len(prompt) - 1 : -1])
 
@@ -219,11 +199,3 @@ def test_a_step_that_fails_is_an_engine_error(checkpoint: Path) -> None:
     core.shutdown()
     with pytest.raises(EngineError, match="shut down"):
         core.step()
-
-
-def test_every_token_is_in_the_vocabulary(checkpoint: Path) -> None:
-    requests = [request(f"r{i}", [i], seed=i, max_tokens=50, temperature=2.0) for i in range(6)]
-    answers = run(make_engine(checkpoint), requests)
-    tokens = np.concatenate([choices[0].token_ids for choices in answers.values()])
-    assert tokens.min() >= 0
-    assert tokens.max() < VOCAB

@@ -17,6 +17,7 @@ from chorale.model.config_writer import make_config
 from chorale.model.draft.config import small_head
 from chorale.model.draft.head import DraftHead
 from chorale.model.draft.load import Target, load_head
+from chorale.model.draft.pack import weight_shapes
 from chorale.model.draft.random_head import random_head
 from chorale.model.draft.rope import head_rope_table
 from tests.model.draft import draft_files as files
@@ -195,3 +196,20 @@ def test_a_back_end_without_draft_heads() -> None:
     ops = replace(REFERENCE_OPS, name="plain", draft=None)
     with pytest.raises(ConfigError, match="ops 'plain' have no draft heads"):
         random_head(small_head(target_config()), ops)
+
+
+def test_shapes_without_a_file() -> None:
+    """Meta tensors run through a head: what kernels are compiled for before there are weights."""
+    config = small_head(target_config(), norm_before_fc=True, norm_before_residual=True, norm_output=True)
+    head = DraftHead(config, weight_shapes(config, REFERENCE_OPS, torch.bfloat16), REFERENCE_OPS, 64)
+    expected = random_head(config, REFERENCE_OPS, dtype=torch.bfloat16)
+    layers, drawn = head.weights.layers[0], expected.weights.layers[0]
+    for name in ("embedding", "aux_norm", "final_norm", "token_ids"):
+        found, made = getattr(head.weights, name), getattr(expected.weights, name)
+        assert (found.shape, found.dtype, found.device.type) == (made.shape, made.dtype, "meta")
+    pairs = [(layers, drawn, name) for name in ("qkv", "output", "gate_up", "down")]
+    for ours, theirs, name in (*pairs, (head.weights, expected.weights, "fc")):
+        found, made = getattr(ours, name).weight, getattr(theirs, name).weight
+        assert (found.shape, found.dtype) == (made.shape, made.dtype)
+    states = head.project(torch.empty(3, config.aux_width, device="meta"))
+    assert head.logits(states, torch.arange(3, device="meta")).shape == (3, config.draft_vocab_size)

@@ -35,40 +35,6 @@ def test_a_history_grows_with_its_sequence() -> None:
     assert len(processors._history) <= 1 + FIRST_ROOM
 
 
-def processed(spec: SamplingSpec, logits: list[float], output: list[int]) -> list[float]:
-    """The logits after the processors of a row with the prompt [0] and this output."""
-    start = RowStart(0, np.array([0], dtype=np.int32), 1, spec, 0, (3,))
-    processors = LogitsProcessors(start, len(logits), MAX_LEN, torch.device("cpu"))
-    for position, token in enumerate(output, 1):
-        processors.record(torch.tensor([token]), position)
-    scores = torch.tensor(logits)
-    processors.apply(scores, 1 + len(output))
-    found: list[float] = scores.tolist()
-    return found
-
-
-def test_repetition_lowers_negative_logits_too() -> None:
-    found = processed(SamplingSpec(repetition_penalty=2.0), [4.0, -4.0, -1.0, 3.0], [1])
-    assert found == [2.0, -8.0, -1.0, 3.0]  # of the prompt, of the output, of neither
-
-
-def test_presence_counts_what_the_output_holds_once() -> None:
-    found = processed(SamplingSpec(presence_penalty=0.5, frequency_penalty=0.25), [1.0] * 4, [1, 1, 2])
-    assert found == [1.0, 0.0, 0.25, 1.0]
-
-
-@pytest.mark.parametrize(("output", "is_bad"), [([], False), ([2], True), ([1, 2], True), ([2, 1], False)])
-def test_a_bad_word_may_begin_with_the_output(output: list[int], is_bad: bool) -> None:
-    found = processed(SamplingSpec(bad_words=((2, 1),)), [1.0] * 4, output)
-    assert found == [1.0, float("-inf") if is_bad else 1.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize(("num_output", "may_stop"), [(0, False), (1, False), (2, True)])
-def test_the_model_may_stop_after_min_tokens_and_not_a_token_later(num_output: int, may_stop: bool) -> None:
-    found = processed(SamplingSpec(min_tokens=2), [1.0] * 4, [1] * num_output)
-    assert found[3] == (1.0 if may_stop else float("-inf"))
-
-
 @pytest.mark.parametrize("num_kept", [1, 2, 4])
 def test_a_token_after_a_draft_is_sampled_as_if_the_draft_were_output(
     num_kept: int,

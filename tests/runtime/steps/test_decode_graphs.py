@@ -10,13 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
-from chorale.engine.types import EARLY_STOPS, EngineLimits, SamplingSpec, StepPlan
+from chorale.engine.types import EARLY_STOPS, EngineLimits
 from chorale.errors import ConfigError
 from chorale.grammar.constraint import json_schema
 from chorale.grammar.frames import Frames, turn_grammar
@@ -32,25 +30,12 @@ from chorale.runtime.build_executor import allocate_kv, make_executor
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
-from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.sizing.graph_sizes import MIXED_TOKENS, chosen_sizes, context_sizes, pick, row_sizes
 from chorale.runtime.sizing.resolve import resolve
 from chorale.runtime.steps.decode_graphs import (
-    COMPUTED,
-    FULL_BLOCK,
-    NUM_COLUMNS,
-    ROW,
-    STOPS,
-    TEMPERATURE,
-    TOKEN,
-    TOP_K,
-    TOP_P,
-    WINDOW_BLOCK,
     DecodeGraphRunner,
-    Packer,
-    is_decode,
 )
-from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, pad_plan
+from chorale.runtime.steps.mixed_graphs import MixedGraphRunner
 from chorale.runtime.warmup.captures import capture_first, draft_preparations, preparations
 from chorale.runtime.worker import Worker
 from chorale.serve.engine.build_rank import load_model
@@ -63,7 +48,6 @@ from tests.support.runtime import (
     mixed_requests,
     random_prompt,
     request,
-    row_start,
     run,
     tokens_of,
     with_drafter,
@@ -133,103 +117,6 @@ def test_contexts() -> None:
 
 
 # ------------------------------------------------------------------ packing
-
-
-def plan_of(**changed: Any) -> StepPlan:
-    three = np.array([4, 0, 2], np.int32)
-    none = np.zeros(0, np.int32)
-    fields: dict[str, Any] = {
-        "step_id": 0,
-        "starts": (),
-        "rows": three,
-        "num_computed": np.array([32, 5, 63], np.int32),
-        "num_new": np.ones(3, np.int32),
-        "samples": np.ones(3, np.bool_),
-        "token_ids": np.array([-1, 7, -1], np.int32),
-        "append_row": none,
-        "append_group": none,
-        "append_index": none,
-        "append_block": none,
-    }
-    return StepPlan(**{**fields, **changed})
-
-
-def packed(plan: StepPlan, size: int = 4) -> tuple[bool, np.ndarray[Any, Any]]:
-    rows = RowSamplingState(6, 512, 100, torch.device("cpu"))
-    for row in range(6):
-        rows.start(row_start(row, SamplingSpec(temperature=row / 10, top_p=1 - row / 100), [1, 2]))
-    columns = np.full((NUM_COLUMNS, size), 99, np.int32)
-    return Packer(rows, 6, 16).pack(plan, columns), columns
-
-
-def test_columns_of_a_plan() -> None:
-    usual, columns = packed(plan_of())
-    assert usual
-    assert columns[ROW].tolist() == [4, 0, 2, 6]  # 6: the spare row
-    assert columns[COMPUTED].tolist() == [32, 5, 63, 0]
-    assert columns[TOKEN].tolist() == [-1, 7, -1, 0]
-    assert columns[TEMPERATURE].view(np.float32).tolist() == pytest.approx([0.4, 0.0, 0.2, 0.0])
-    assert columns[TOP_P].view(np.float32).tolist() == pytest.approx([0.96, 1.0, 0.98, 1.0])
-    assert (columns[TOP_K].view(np.float32) >= 512).all()
-    assert (columns[FULL_BLOCK : WINDOW_BLOCK + 1] == -1).all()
-
-
-def test_stop_ids_before_min_tokens() -> None:
-    """Rows 4, 0 and 2 sample positions 33, 6 and 64; they may stop at 33, 8 and never."""
-    rows = RowSamplingState(6, 512, 100, torch.device("cpu"))
-    for row, least in ((4, 31), (0, 6), (2, 90)):
-        rows.start(row_start(row, SamplingSpec(min_tokens=least), [1, 2], eos=(7, 300) if row else (9,)))
-    columns = np.full((NUM_COLUMNS, 4), 99, np.int32)
-    assert Packer(rows, 6, 16).pack(plan_of(), columns)
-    assert columns[STOPS:].T[:, :3].tolist() == [[-1] * 3, [9, -1, -1], [7, 300, -1], [-1] * 3]
-    assert (columns[STOPS + 2 :] == -1).all()
-    assert not rows.needs_resampling.any()
-    many = SamplingSpec(min_tokens=3)
-    rows.start(row_start(1, many, [1, 2], eos=tuple(range(EARLY_STOPS + 1))))
-    assert rows.needs_resampling[1]
-
-
-def appended(rows: list[int], groups: list[int], indices: list[int], blocks: list[int]) -> StepPlan:
-    names = ("append_row", "append_group", "append_index", "append_block")
-    arrays = (np.array(values, np.int32) for values in (rows, groups, indices, blocks))
-    return plan_of(**dict(zip(names, arrays, strict=True)))
-
-
-def test_new_blocks_travel_with_their_rows() -> None:
-    usual, columns = packed(appended([4, 4], [0, 1], [2, 2], [70, 71]))
-    assert usual
-    assert columns[FULL_BLOCK].tolist() == [70, -1, -1, -1]
-    assert columns[WINDOW_BLOCK].tolist() == [71, -1, -1, -1]
-
-
-@pytest.mark.parametrize(("row", "index"), [(4, 1), (4, 3), (5, 2)], ids=["before", "after", "other row"])
-def test_other_blocks_are_not_taken(row: int, index: int) -> None:
-    usual, columns = packed(appended([4, row], [0, 0], [2, index], [70, 71]))
-    assert not usual
-    assert (columns[FULL_BLOCK] == -1).all()
-
-
-def test_what_a_decode_is() -> None:
-    assert is_decode(plan_of())
-    assert not is_decode(plan_of(samples=np.array([True, False, True])))
-    assert not is_decode(plan_of(prompt_logprob_rows=frozenset([4])))
-    longer = {"num_new": np.array([1, 2, 1], np.int32), "token_ids": np.zeros(4, np.int32)}
-    assert not is_decode(plan_of(**longer))
-
-
-def test_a_padded_plan_computes_dummies_last() -> None:
-    plan = plan_of(
-        num_new=np.array([1, 3, 1], np.int32),
-        samples=np.array([True, False, True]),
-        token_ids=np.array([-1, 7, 8, 9, -1], np.int32),
-    )
-    padded = pad_plan(plan, 16, 6, 99)
-    assert padded.rows.tolist() == [4, 0, 2, 99, 99, 99]
-    assert padded.num_new.tolist() == [1, 3, 1, 11, 0, 0]
-    assert padded.num_computed.tolist() == [32, 5, 63, 0, 0, 0]
-    assert padded.samples.tolist() == [True, False, True, False, False, False]
-    assert padded.num_tokens == 16
-    assert pad_plan(plan, 5, 4, 99).num_new.tolist() == [1, 3, 1, 0]
 
 
 # ------------------------------------------------------------------ the engine

@@ -1,41 +1,34 @@
-"""Writes draft heads in the published formats: with given tensors, or with random ones at any size."""
+"""Writes draft heads in the format of speculators, or of DFlash, with given tensors or random ones."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from chorale.model.config import RopeConfig
 from chorale.model.draft.config import HeadConfig
 from chorale.model.draft.files import D2T, T2D, names_of
 from chorale.model.draft.random_head import random_tensors, random_token_ids
-
-Style = Literal["speculators", "midlayer"]
-STYLES: tuple[Style, ...] = ("speculators", "midlayer")
 
 
 def write_random_head(
     folder: str | Path,
     config: HeadConfig,
     *,
-    style: Style = "speculators",
     seed: int = 0,
-    device: str = "cpu",
     embedding: bool = True,
 ) -> Path:
-    """Writes the head that ``random_head`` creates from the same seed. ``device`` generates the numbers.
-    ``embedding``: the file contains one, and an output matrix if the head is DFlash's, whose published heads
-    have neither. DFlash's has only one style, that of its authors."""
-    tensors = random_tensors(config, seed, device)
+    """Writes the head that ``random_head`` creates from the same seed. ``embedding``: the file contains one,
+    and an output matrix if the head is DFlash's, whose published heads have neither."""
+    tensors = random_tensors(config, seed)
     if not embedding:
         del tensors["embedding"]
         tensors = {role: t for role, t in tensors.items() if (role, config.kind) != ("head", "dflash")}
-    return write_head(folder, config, tensors, random_token_ids(config, seed), style=style)
+    return write_head(folder, config, tensors, random_token_ids(config, seed))
 
 
 def write_head(
@@ -43,8 +36,6 @@ def write_head(
     config: HeadConfig,
     tensors: Mapping[str, torch.Tensor],
     token_ids: torch.Tensor,
-    *,
-    style: Style = "speculators",
 ) -> Path:
     """Writes ``config.json`` and ``model.safetensors`` to ``folder``. ``tensors`` by role (``pack.py``);
     ``token_ids`` [draft V]: the target id of each draft id."""
@@ -55,23 +46,17 @@ def write_head(
     for role, tensor in tensors.items():
         parts = list(tensor) if role == "aux_norm" else [tensor]  # [parts, width]
         for name, part in zip(names[role], parts, strict=True):
-            stored[_spelled(name, style)] = part.cpu().contiguous()
+            stored[name] = part.cpu().contiguous()
     if config.draft_vocab_size != config.vocab_size:
         stored[D2T] = token_ids - torch.arange(len(token_ids))
         stored[T2D] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, token_ids, True)
     save_file(stored, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(head_json(config, style), indent=1))
+    (folder / "config.json").write_text(json.dumps(head_json(config), indent=1))
     return folder
 
 
-def _spelled(name: str, style: Style) -> str:
-    return name.replace("layers.0.", "midlayer.") if style == "midlayer" else name
-
-
-def head_json(config: HeadConfig, style: Style) -> dict[str, Any]:
-    """Returns ``config.json``. Raises ``ValueError`` for scaled rotary embedding, which is only read."""
-    if not isinstance(config.rope, RopeConfig) or config.rope.factor != 1.0:
-        raise ValueError("only plain rotary embedding can be written")
+def head_json(config: HeadConfig) -> dict[str, Any]:
+    """Returns ``config.json`` of a head with plain rotary embedding."""
     layer = {
         "model_type": "llama",
         "hidden_act": "silu",
@@ -106,10 +91,6 @@ def head_json(config: HeadConfig, style: Style) -> dict[str, Any]:
         return layer | {"model_type": "qwen3"} | common | size | named
     if config.kind == "peagle":
         common["ptd_token_id"] = config.mask_token
-    if style == "midlayer":
-        aux = {"use_aux_hidden_state": uses_aux, "eagle_aux_hidden_state_layer_ids": _ids(config)}
-        named = {"architectures": ["LlamaForCausalLMEagle3"], "dtype": "bfloat16"}
-        return named | layer | common | switches | {"eagle_config": aux}
     aux = {"eagle_aux_hidden_state_layer_ids": list(config.aux_boundaries)} if uses_aux else {}
     return {
         "architectures": ["PEagleDraftModel" if config.kind == "peagle" else "Eagle3DraftModel"],
@@ -121,11 +102,3 @@ def head_json(config: HeadConfig, style: Style) -> dict[str, Any]:
         **switches,
         **(aux or {"use_aux_hidden_state": False}),
     }
-
-
-def _ids(config: HeadConfig) -> list[int]:
-    """Returns the ids that ``aux.py`` reads as these boundaries in the flat format."""
-    boundaries = list(config.aux_boundaries)
-    if boundaries[:1] == [1]:
-        raise ValueError("boundaries from 1 would be read as layers; use the style speculators")
-    return [b - 1 for b in boundaries] if boundaries[:1] == [2] else boundaries
