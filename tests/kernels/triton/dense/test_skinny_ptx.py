@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import re
 from typing import Any
 
@@ -82,6 +83,7 @@ def check(p: Any, tokens: int, first: int, rows: int) -> None:
             np.testing.assert_array_equal(warp.get(f"${len(results)}"), slot.astype(np.uint64))
 
 
+HEADS = {"NUM_Q": 64, "NUM_KV": 8, "D": 64, "KV_BLOCK": 64, "K": 2880}
 SHAPES = [
     (2, 4, 1, 3, 2),
     (1, 4, 2, 2, 1),
@@ -97,23 +99,28 @@ def test_the_machine_code(tokens: int, dim: int) -> None:
     """For sm_90: weights start before the wait, inputs after it, and inputs stay ahead of their use."""
     import triton
     from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
 
     from chorale.kernels.triton.dense import skinny_fused
     from chorale.kernels.triton.tuning import SkinnyConfig
-    from tests.support.kernels.compile_kernels import HEADS, source
     from tests.support.kernels.hazards import disassemble
 
     tile = SkinnyConfig(2, 8, 1, 6, 2)
     constants = dict(skinny_fused.constants_of(skinny_fused.product_of(tile, tokens, 2880, dim, True)))
     warps = constants.pop("num_warps")
-    types = {"x_ptr": "*fp32", "rope_ptr": "*fp32", "norm_ptr": "*fp32", "slots_ptr": "*i64", "T": "i32"}
+    types = dict.fromkeys(("x_ptr", "rope_ptr", "norm_ptr"), "*fp32") | {"slots_ptr": "*i64", "eps": "fp32"}
     if dim:
-        kernel, constants = skinny_fused._qkv_kernel, constants | HEADS | {"K": 2880}
+        kernel, constants = skinny_fused._qkv_kernel, constants | HEADS
     else:
         kernel, constants = skinny_fused._project_kernel, constants | {"K": 2880, "HAS_BIAS": True}
-        types = {"residual_ptr": "*fp32", "T": "i32"}
+        types = {"residual_ptr": "*fp32"}
+    names = list(inspect.signature(kernel.fn).parameters)
+    plain = {name: "*bf16" if name.endswith("_ptr") else "i32" for name in names} | types
+    signature = plain | dict.fromkeys(constants, "constexpr")
+    aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(names) if name.endswith("_ptr")}
+    values = {(names.index(name),): value for name, value in constants.items()}
     compiled = triton.compile(
-        source(kernel, constants, types),
+        ASTSource(kernel, signature, values, aligned),
         GPUTarget("cuda", 90, 32),
         {"num_warps": warps, "enable_fp_fusion": True},
     )
