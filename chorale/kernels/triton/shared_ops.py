@@ -105,7 +105,7 @@ def sum_and_route(
     else:
         part.add_(product(attended.to(linear.weight.dtype), linear))
     x = rank.communicator.all_reduce_(part)
-    return x, *route(x, weights, eps)
+    return route(x, weights, eps)
 
 
 def moe(

@@ -151,7 +151,7 @@ def routed(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
         x, parts, added = rank.inputs(tokens)
         before = x.clone()
         total = rank.reducer.add_norm(parts[rank.rank], rank.bias(added, rank.rank), x, None).x
-        normed, ids, gates = route(total, given, EPS)
+        _, normed, ids, gates = route(total, given, EPS)
         rank.reducer.check()
         summed, expected = reference.add_norm(rank.sent(parts, added, tokens), before, rank.norm, EPS)
         top = torch.topk(plain(expected), 4, dim=-1)

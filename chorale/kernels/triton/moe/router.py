@@ -278,47 +278,41 @@ def project_and_route(
     gates [T, K] float32. ``normed`` is rounded to ``weights.dtype``, the type of the experts' products. May
     overwrite x.
     """
+    tokens = x.shape[0]
+    is_few = tokens * weights.linear.weight.shape[0] <= tuning.FEW_LOGITS
+    if tokens == 0:
+        return route(x, weights, eps)
+    if is_few and tokens <= tuning.SKINNY_TOKENS:
+        return route(project_add(attended, linear, x), weights, eps)
+    if is_few:
+        return route(x, weights, eps, product(attended.to(linear.weight.dtype), linear).unsqueeze(0))
+    return route(x, weights, eps, *projected(attended.to(linear.weight.dtype), linear))
+
+
+def route(
+    x: torch.Tensor,
+    weights: RouterWeights,
+    eps: float,
+    added: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``project_and_route`` for the sum of x, added [S, T, H] and bias [H], or for a complete x."""
     tokens, top_k, dtype = x.shape[0], weights.top_k, weights.dtype or torch.float32
     ids = torch.empty(tokens, top_k, dtype=torch.int64, device=x.device)
     gates = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
     if tokens == 0:
         return x, x.to(dtype), ids, gates
     if tokens * weights.linear.weight.shape[0] <= tuning.FEW_LOGITS:
-        if tokens <= tuning.SKINNY_TOKENS:
-            x, y = project_add(attended, linear, x), None
-        else:
-            y = product(attended.to(linear.weight.dtype), linear)
-        return *_route_few(x, y, weights, eps, ids, gates), ids, gates
+        return *_route_few(x, None if added is None else added[0], weights, eps, ids, gates), ids, gates
     in_halves = weights.linear.halves is not None
     in_halves &= tokens >= tuning.route_in_halves_from(weights.linear.weight.shape[0])
-    y, bias = projected(attended.to(linear.weight.dtype), linear)
-    normed, low = add_norm(x, y, bias, weights.norm, eps, dtype, with_low=in_halves)
+    added = x.new_empty(0, *x.shape) if added is None else added
+    normed, low = add_norm(x, added, bias, weights.norm, eps, dtype, with_low=in_halves)
     if low is None:
         route_many(x, weights, eps, ids, gates)
     else:
         route_halves(normed, low, weights, ids, gates)
     return x, normed, ids, gates
-
-
-def route(
-    x: torch.Tensor, weights: RouterWeights, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``project_and_route`` without projection, for a complete x: returns (normed, expert_ids, gates)."""
-    tokens, top_k, dtype = x.shape[0], weights.top_k, weights.dtype or torch.float32
-    ids = torch.empty(tokens, top_k, dtype=torch.int64, device=x.device)
-    gates = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
-    if tokens == 0:
-        return x.to(dtype), ids, gates
-    if tokens * weights.linear.weight.shape[0] <= tuning.FEW_LOGITS:
-        return _route_few(x, None, weights, eps, ids, gates)[1], ids, gates
-    in_halves = weights.linear.halves is not None
-    in_halves &= tokens >= tuning.route_in_halves_from(weights.linear.weight.shape[0])
-    normed, low = add_norm(x, x.new_empty(0, *x.shape), None, weights.norm, eps, dtype, with_low=in_halves)
-    if low is None:
-        route_many(x, weights, eps, ids, gates)
-    else:
-        route_halves(normed, low, weights, ids, gates)
-    return normed, ids, gates
 
 
 def projected(attended: torch.Tensor, linear: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -66,41 +66,6 @@ def numbered(ids, first_expert, E):
 
 
 @triton.jit(do_not_specialize=["num_pairs", "first_expert"])
-def _sort_kernel(
-    ids_ptr,  # [num_pairs] int64
-    order_ptr,  # [num_pairs] int32
-    offsets_ptr,  # [E + 1] int32
-    num_pairs,
-    first_expert,  # None; or the id of this rank's first expert
-    E: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """One program counts, then sorts. The sort is stable, so its result does not depend on timing."""
-    experts = tl.arange(0, EXPERTS)
-    counts = tl.zeros((EXPERTS,), tl.int32)
-    for begin in range(0, num_pairs, CHUNK):
-        pairs = begin + tl.arange(0, CHUNK)
-        ids = numbered(tl.load(ids_ptr + pairs, mask=pairs < num_pairs, other=-1), first_expert, E)
-        counts += tl.sum((ids[:, None] == experts[None, :]).to(tl.int32), 0)
-    ends = tl.cumsum(counts, 0)
-    tl.store(offsets_ptr + 1 + experts, ends, mask=experts < E)
-    tl.store(offsets_ptr + experts, tl.zeros((EXPERTS,), tl.int32), mask=experts == 0)
-    place = ends - counts
-    for begin in range(0, num_pairs, CHUNK):
-        pairs = begin + tl.arange(0, CHUNK)
-        inside = pairs < num_pairs
-        ids = numbered(tl.load(ids_ptr + pairs, mask=inside, other=-1), first_expert, E)
-        if first_expert is not None:
-            inside &= ids < E
-        own = (ids[:, None] == experts[None, :]).to(tl.int32)
-        before = tl.cumsum(own, 0) - own
-        target = tl.sum(own * (before + place[None, :]), 1)
-        tl.store(order_ptr + target, pairs, mask=inside)
-        place += tl.sum(own, 0)
-
-
-@triton.jit(do_not_specialize=["num_pairs", "first_expert"])
 def _rank_kernel(
     ids_ptr,  # [num_pairs] int64
     order_ptr,  # [num_pairs] int32
@@ -132,7 +97,7 @@ def sort_pairs(
     With ``first``, the E experts begin with this id, and the order ends with the last of their pairs.
     """
     ids = expert_ids.reshape(-1)
-    if ids.shape[0] > tuning.SORT_LIMIT:
+    if ids.shape[0] > tuning.RANK_LIMIT:
         if first is not None:
             ids = ids - first
             ids = ids.masked_fill((ids < 0) | (ids >= num_experts), num_experts)
@@ -141,17 +106,10 @@ def sort_pairs(
         return order.int(), torch.searchsorted(sorted_ids, bounds, out_int32=True)
     order = torch.empty(ids.shape[0], dtype=torch.int32, device=ids.device)
     offsets = torch.empty(num_experts + 1, dtype=torch.int32, device=ids.device)
-    if ids.shape[0] <= tuning.RANK_LIMIT:
-        pairs, each = max(32, triton.next_power_of_2(ids.shape[0])), 16
-        grid = (triton.cdiv(max(ids.shape[0], num_experts + 1), each),)
-        _rank_kernel[grid](
-            ids, order, offsets, ids.shape[0], first, num_experts, PAIRS=pairs, PART=each, **dependent(ids)
-        )
-        return order, offsets
-    experts = triton.next_power_of_2(num_experts)
-    chunk = max(16, min(128, 8192 // experts))
-    _sort_kernel[(1,)](
-        ids, order, offsets, ids.shape[0], first, E=num_experts, EXPERTS=experts, CHUNK=chunk, num_warps=8
+    pairs, each = max(32, triton.next_power_of_2(ids.shape[0])), 16
+    grid = (triton.cdiv(max(ids.shape[0], num_experts + 1), each),)
+    _rank_kernel[grid](
+        ids, order, offsets, ids.shape[0], first, num_experts, PAIRS=pairs, PART=each, **dependent(ids)
     )
     return order, offsets
 

@@ -51,7 +51,7 @@ def project_and_route(
     is_few = tokens * weights.linear.weight.shape[0] <= tuning.FEW_LOGITS
     if tokens and is_few and reducer.is_one_shot(tokens):
         total = reducer.add_norm(parts, bias, x, None).x
-        return total, *route(total, weights, eps)
+        return route(total, weights, eps)
     if tokens == 0:
         return x, x.to(dtype), *_choices(x, 0, top_k)
     norm = Norm(weights.norm, eps, dtype)
