@@ -13,9 +13,7 @@ end's choice (the reference: float32).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -26,34 +24,6 @@ if TYPE_CHECKING:
 
 
 Precision = Literal["int8", "exact"]  # matrix products of the CPU ops
-
-
-class CompilePool(Protocol):
-    """Processes that compile kernels."""
-
-    @property
-    def size(self) -> int: ...
-    def run(self, task: bytes) -> bool: ...
-    def close(self) -> None: ...
-
-
-class Precompiler(Protocol):
-    """Compiles the kernels that a dry run records (``triton/precompile/compiler.py``)."""
-
-    @property
-    def errors(self) -> list[str]: ...
-    @property
-    def num_kernels(self) -> int: ...
-    @property
-    def num_late(self) -> int: ...
-    @property
-    def is_busy(self) -> bool: ...
-    def is_cached(self, facts: str, device: torch.device, roots: Sequence[Path]) -> bool: ...
-    def recording(self) -> AbstractContextManager[None]: ...
-    def wait(self, count: int, report: Callable[[int, int], None]) -> None: ...
-    def finish(self) -> bool: ...
-    def throttle(self) -> None: ...
-    def cancel(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,9 +367,9 @@ class Ops:
     # A step of one new token per row never waits for the host, so it can be captured in a graph.
     capturable: bool = False
 
-    # (function that starts the compile processes) -> precompiler. Raises ``RuntimeError`` if precompilation
-    # does not work here. None: there is nothing to compile.
-    precompiler: Callable[[Callable[[], CompilePool | None]], Precompiler] | None = None
+    # (function that starts the compile processes) -> ``triton.precompile.compiler.Precompiler``. Raises
+    # ``RuntimeError`` if precompilation does not work here. None: there is nothing to compile.
+    precompiler: Callable[[Callable[[], Any]], Any] | None = None
 
     # (own) -> [ranks, *own.shape]: a few float32 numbers of all ranks. None: ``Communicator.all_gather``.
     gather_few: Callable[[torch.Tensor], torch.Tensor] | None = None

@@ -22,7 +22,7 @@ from chorale.runtime.sampling.grammar import GrammarRows, Masks, allow_all_masks
 from chorale.runtime.warmup.captures import Preparation
 
 if TYPE_CHECKING:
-    from chorale.kernels.ops import Precompiler
+    from chorale.kernels.triton.precompile.compiler import Precompiler
 
 LAYERS = 2  # one of each cache group
 

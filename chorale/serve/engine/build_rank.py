@@ -54,7 +54,7 @@ from chorale.serve.engine.ranks import RankDevice, exchange_of, note_poorest, no
 if TYPE_CHECKING:
     import torch
 
-    from chorale.kernels.ops import Precompiler
+    from chorale.kernels.triton.precompile.compiler import Precompiler
 
 
 class Phases:

@@ -32,7 +32,7 @@ from chorale.runtime.warmup.dry_run import (
 from chorale.runtime.warmup.plans import drafting_plan, eager_plans, masked_plans
 
 if TYPE_CHECKING:
-    from chorale.kernels.ops import Precompiler
+    from chorale.kernels.triton.precompile.compiler import Precompiler
 
 logger = logging.getLogger(__name__)
 # The code that decides which kernels are launched, and how.
@@ -60,9 +60,10 @@ def make_precompiler(
     if not config.precompile_kernels or ops.precompiler is None:
         return None
     try:
-        return ops.precompiler(
+        found: Precompiler = ops.precompiler(
             lambda: pool or pools.start(max(1, cpu_count() // config.tensor_parallel_size))
         )
+        return found
     except Exception as error:
         logger.warning("%s: %s", AT_LAUNCH, error)
         return None

@@ -30,7 +30,7 @@ from chorale.serve.engine.build_rank import adapter_store, ops_over_peers, step_
 from chorale.serve.engine.compile_phase import SOURCES, DryRank, facts_of, record, wait
 
 if TYPE_CHECKING:
-    from chorale.kernels.ops import Precompiler
+    from chorale.kernels.triton.precompile.compiler import Precompiler
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from chorale.kernels.ops import CompilePool
     from chorale.kernels.triton.precompile.compiler import Precompiler
+    from chorale.kernels.triton.precompile.pool import CompilePool
 
 
 def make_precompiler(start_pool: Callable[[], CompilePool | None]) -> Precompiler:

@@ -26,9 +26,9 @@ import torch
 from triton.runtime import _async_compile
 from triton.runtime.jit import JITFunction
 
-from chorale.kernels.ops import CompilePool
 from chorale.kernels.triton.precompile.contract import compile_arguments
 from chorale.kernels.triton.precompile.manifest import CompileManifest, is_cached
+from chorale.kernels.triton.precompile.pool import CompilePool
 from chorale.kernels.triton.precompile.target import links_without_driver
 from chorale.kernels.triton.precompile.worker_main import describe, prepare_launcher, settle_keys
 
