@@ -34,16 +34,16 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
 ) -> None:
     """Arrivals, aborts, preemptions, priorities, over hosts that hold little: loads of all kinds."""
     hits = dropped = 0
-    for seed in range(4):
+    for seed in range(2):
         rng = random.Random(f"{depth}{block_size}{seed}")
         limits = tight_limits(rng, depth, True, block_size, "priority" if seed % 2 else "fcfs")
-        life = simulate(with_tier(limits, slots * 16 // block_size), 90, seed)
+        life = simulate(with_tier(limits, slots * 16 // block_size), 60, seed)
         stats = life.core.stats()
         hits += stats.host_cache_hits
         dropped += stats.host_pages_dropped
         assert stats.host_cache_hits <= stats.host_cache_queries
         assert stats.host_bytes_loaded <= stats.num_host_loads * limits.num_blocks * 10
-    assert hits > 100, "no load: the test says nothing"
+    assert hits > 20, "no load: the test says nothing"
 
 
 def conversation(number: int, length: int) -> list[int]:
@@ -230,7 +230,7 @@ def test_a_load_makes_room_for_running_work() -> None:
     limits = with_tier(replace(tight_limits(random.Random(1), 1, True, 7, "priority"), max_num_seqs=2), 100)
     life = Life(limits)
     requests = random_requests(random.Random(5), limits, life.max_len)
-    for _ in range(60):
+    for _ in range(40):
         life.add(next(requests))
     life.run()
     life.check()

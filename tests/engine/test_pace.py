@@ -346,7 +346,7 @@ def test_a_busy_engine_with_a_bound_gives_every_request_its_tokens(
         rng = random.Random(f"pace{depth}{block_size}{seed}")
         limits = tight_limits(rng, depth, True, block_size, "priority" if seed % 2 else "fcfs")
         limits = replace(limits, prompt_delay=0.01, max_prompt_delay=0.02, least_chunk=rng.choice((1, 4)))
-        life: Life = simulate(limits, 100, seed)
+        life: Life = simulate(limits, 50, seed)
         preemptions += life.core.stats().num_preemptions
     assert preemptions > 5
 

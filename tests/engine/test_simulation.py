@@ -1,4 +1,4 @@
-"""6,000 simulated requests: each gets the tokens that it would get alone, whatever happens around it."""
+"""Simulated requests: each gets the tokens that it would get alone, whatever happens around it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from chorale.engine.types import EngineLimits
 from tests.support.engine.simulation import EOS, VOCAB, simulate
 
-REQUESTS_PER_CASE = 375  # 16 cases
+NUM_REQUESTS = 70  # of each engine
 
 # With each depth one block size; the others are marked slow.
 CASES = [
@@ -49,12 +49,12 @@ def tight_limits(
 def test_every_request_gets_the_tokens_it_would_get_alone(
     depth: Literal[0, 1], caching: bool, block_size: int
 ) -> None:
-    """Three engines of 125 requests: two policies, random sizes. A failure replays from its seed."""
+    """Three engines: two policies, random sizes. A failure replays from its seed."""
     preemptions = hits = 0
     for seed in range(3):
         rng = random.Random(f"{depth}{caching}{block_size}{seed}")
         limits = tight_limits(rng, depth, caching, block_size, "priority" if seed % 2 else "fcfs")
-        life = simulate(limits, REQUESTS_PER_CASE // 3, seed)
+        life = simulate(limits, NUM_REQUESTS, seed)
         preemptions += life.core.stats().num_preemptions
         hits += life.core.stats().prefix_cache_hits
     assert preemptions > 10, "no block pressure: the test says nothing about preemption"

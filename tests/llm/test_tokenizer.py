@@ -35,14 +35,17 @@ def theirs(ours: HarmonyTokenizer) -> Any:
     names = {number: name for name, number in ids.items()}
     ranks = {name: number for name, number in ids.items() if number < NUM_RANKS}
     merges = []
+    byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    (used, _), *_ = byte_level.pre_tokenize_str(" ".join(TEXTS))
     for name, number in ranks.items():  # a merge joins the two parts whose later rank is the lowest
+        if name not in used:
+            continue
         cuts = [(name[:i], name[i:]) for i in range(1, len(name))]
         known = [cut for cut in cuts if ranks.get(cut[0], number) < number > ranks.get(cut[1], number)]
         merges += [(number, max(ranks[a], ranks[b]), a, b) for a, b in known]
     model = tokenizers.models.BPE(ranks, [(a, b) for *_, a, b in sorted(merges)], ignore_merges=True)
     fast = tokenizers.Tokenizer(model)
     pieces, split = tokenizers.pre_tokenizers, tokenizers.Regex(PIECE_PATTERN)
-    byte_level = pieces.ByteLevel(add_prefix_space=False, use_regex=False)
     fast.pre_tokenizer = pieces.Sequence([pieces.Split(split, "isolated"), byte_level])
     fast.decoder = tokenizers.decoders.ByteLevel()
     added = [tokenizers.AddedToken(names[number], special=True) for number in range(NUM_RANKS, len(names))]

@@ -147,13 +147,13 @@ async def test_dead_servers_are_expired_and_live_ones_are_not(location: str) -> 
 
 async def test_only_a_server_without_heartbeats_is_expired(location: str) -> None:
     stores = [opened(location), opened(location)]
-    watches = [Background(beat_seconds=0.1, patience=20) for _ in stores]
+    watches = [Background(beat_seconds=0.05, patience=20) for _ in stores]
     tasks = [asyncio.create_task(watch.watch(store)) for watch, store in zip(watches, stores, strict=True)]
     for watch, store in zip(watches, stores, strict=True):
         await store.background.begin(queued(), watch.leases.server_id)
         # Without a job or this entry, the watch would fail the response.
         watch._starting.update(await store.jobs.beat(watch.leases.server_id))
-    await asyncio.sleep(3)
+    await asyncio.sleep(1.5)
     assert set(await stores[0].jobs.servers()) == {watch.leases.server_id for watch in watches}
     tasks[1].cancel()
     async with asyncio.timeout(10):

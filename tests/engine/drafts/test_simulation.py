@@ -18,7 +18,7 @@ from tests.engine.test_simulation import tight_limits
 from tests.support.engine.drafters import Future, Nonsense, Oracle, restless
 from tests.support.engine.simulation import VOCAB, Life, random_requests, simulate
 
-REQUESTS_PER_CASE = 100
+NUM_REQUESTS = 30  # of each engine
 DRAFTERS: dict[str, dict[str, Any]] = {
     "right": {"most": 5},
     "wrong": {"most": 3, "wrong": 1.0},
@@ -60,12 +60,12 @@ def check_counts(life: Life, kind: str) -> None:
 def test_every_request_gets_the_tokens_it_would_get_alone(
     kind: str, depth: Literal[0, 1], block_size: int
 ) -> None:
-    """Two engines of 50 requests; a failure replays from its seed."""
+    """A failure replays from its seed."""
     preemptions = hits = 0
     for seed in range(2):
         rng = random.Random(f"{depth}{block_size}{seed}")
         limits = tight_limits(rng, depth, True, block_size, "priority" if seed else "fcfs")
-        life = simulate(limits, REQUESTS_PER_CASE // 2, seed, partial(oracle, DRAFTERS[kind]))
+        life = simulate(limits, NUM_REQUESTS, seed, partial(oracle, DRAFTERS[kind]))
         check_counts(life, kind)
         preemptions += life.core.stats().num_preemptions
         hits += life.core.stats().prefix_cache_hits
@@ -84,7 +84,7 @@ def test_drafts_of_a_head_change_no_token(depth: Literal[0, 1], block_size: int)
     for seed in range(2):
         rng = random.Random(f"{depth}{block_size}{seed}")
         limits = tight_limits(rng, depth, True, block_size, "priority" if seed else "fcfs")
-        life = simulate(limits, REQUESTS_PER_CASE // 2, seed, head)
+        life = simulate(limits, NUM_REQUESTS, seed, head)
         check_counts(life, "head")
         preemptions += life.core.stats().num_preemptions
     assert preemptions > 0
@@ -98,7 +98,7 @@ def test_a_head_that_is_switched_on_and_off_changes_no_token(depth: Literal[0, 1
     """What was drafted before an interruption is not what follows after it."""
     limits = tight_limits(random.Random(f"{depth}{block_size}"), depth, True, block_size, "fcfs")
     limits = replace(limits, draft_tokens=restless(5, limits.max_num_seqs))
-    life = simulate(limits, REQUESTS_PER_CASE, 1, head)
+    life = simulate(limits, 2 * NUM_REQUESTS, 1, head)
     check_counts(life, "head")
 
 
@@ -113,7 +113,7 @@ def test_lookup_drafts_change_no_token(kind: str, depth: Literal[0, 1]) -> None:
     limits = tight_limits(random.Random(depth), depth, True, 4, "fcfs")
     life = simulate(replace(limits, vocab_size=6, eos_token_ids=(5,)), 0, 1, partial(lookup, kind))
     requests = random_requests(random.Random(3), limits, life.max_len)
-    for _ in range(60):
+    for _ in range(40):
         life.add(small(next(requests)))
         life.step()
     life.run()
@@ -132,7 +132,7 @@ def small(request: GenerateRequest) -> GenerateRequest:
 @pytest.mark.parametrize("depth", [0, 1])
 def test_random_drafts_change_no_token(depth: Literal[0, 1]) -> None:
     limits = tight_limits(random.Random(depth), depth, True, 4, "fcfs")
-    life = simulate(limits, 100, 1, nonsense)
+    life = simulate(limits, 60, 1, nonsense)
     assert life.core._scheduler.committer.num_draft_tokens > 0
 
 
@@ -140,7 +140,7 @@ def test_random_drafts_change_no_token(depth: Literal[0, 1]) -> None:
 def test_limits_of_drafts_by_rows_change_no_token(depth: Literal[0, 1]) -> None:
     limits = tight_limits(random.Random(depth), depth, True, 4, "fcfs")
     limits = replace(limits, draft_tokens=restless(6, limits.max_num_seqs))
-    stats = simulate(limits, 80, 1, partial(oracle, DRAFTERS["anything"])).core.stats()
+    stats = simulate(limits, 50, 1, partial(oracle, DRAFTERS["anything"])).core.stats()
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
     assert len(stats.accepted_per_position) <= 6
     assert sum(stats.accepted_per_position) == stats.num_accepted_tokens
