@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ async def talk(rig: ReplicaRig, name: str, rounds: int, opening: list[int]) -> l
     found, prompt = [], opening
     for number in range(rounds):
         asked = request(f"{name}-{number}", 24, prompt=prompt, seed=number)
-        sent = []
+        sent: list[GenerateRequest] = []
         for member in rig.members:  # records the requests that the fleet sends
             member.remote.take = recorded(member.remote.take, sent)  # type: ignore[method-assign]
         engine, cached, tokens = await rig.ask(asked)
@@ -45,17 +46,16 @@ async def talk(rig: ReplicaRig, name: str, rounds: int, opening: list[int]) -> l
     return found
 
 
-def recorded(take, sent):  # type: ignore[no-untyped-def]
-    def wrapper(asked, stream, follower):  # type: ignore[no-untyped-def]
+def recorded(take: Any, sent: list[GenerateRequest]) -> Any:
+    def wrapper(asked: GenerateRequest, stream: Any, follower: Any) -> None:
         sent.append(asked)
         take(asked, stream, follower)
 
     return wrapper
 
 
-@pytest.mark.parametrize("own_secrets", [False, True])
-async def test_a_conversation_stays_on_its_engine_and_its_hits_are_as_expected(own_secrets: bool) -> None:
-    async with replica_rig(3, own_secrets=own_secrets) as rig:
+async def test_a_conversation_stays_on_its_engine_and_its_hits_are_as_expected() -> None:
+    async with replica_rig(3, own_secrets=True) as rig:
         openings = [[10 + i] * random.Random(i).randint(40, 300) for i in range(6)]
         for name, opening in enumerate(openings):
             found = await talk(rig, f"c{name}", 5, opening)
@@ -69,8 +69,8 @@ def test_concurrent_conversations_have_as_many_cache_hits_as_on_one_engine() -> 
 
     async def hits(count: int) -> tuple[int, set[int]]:
         async with replica_rig(count, Behaviour(step_seconds=0.002, num_blocks=32768)) as rig:
-            openings = [[10 + i] * (8000 + 16 * i) for i in range(12)]
-            found = await asyncio.gather(*(talk(rig, f"c{i}", 4, each) for i, each in enumerate(openings)))
+            openings = [[10 + i] * (2000 + 16 * i) for i in range(8)]
+            found = await asyncio.gather(*(talk(rig, f"c{i}", 3, each) for i, each in enumerate(openings)))
             await rig.idle()
             stats = rig.client.stats
             assert stats.prefix_cache_hits == sum(cached for rounds in found for _, cached, _ in rounds)
@@ -167,29 +167,6 @@ async def test_requests_and_prefixes_of_another_process_count_in_the_choice_of_a
             assert (stream.engine, chunks[0].num_cached_tokens) == (engine, 496)
         finally:
             await other.close()
-
-
-async def test_after_the_death_of_an_engine_every_request_still_gets_all_its_tokens() -> None:
-    async with replica_rig(2, Behaviour(step_seconds=0.005)) as rig:
-        client = rig.client
-        asked = [request(f"r{i}", 200, prompt=[i + 1] * 50, seed=i) for i in range(8)]
-        streams = [client.submit(each) for each in asked]
-        firsts = await asyncio.gather(*(anext(stream) for stream in streams))
-        assert sorted(stream.engine for stream in streams) == [0] * 4 + [1] * 4
-        rig.kill(1)
-        await until(lambda: client.engines[1].status.state == "dead", "the engine is dead")
-        assert client.status.state == "ready"  # the other serves
-        assert (await rig.ask(request("meanwhile", 3)))[0] == 0
-        ends = await asyncio.gather(*(collect(stream) for stream in streams))
-        for each, first, end in zip(asked, firsts, ends, strict=True):
-            tokens = [token for chunk in first for token in chunk.token_ids] + end[0][0]
-            assert (tokens, end[0][1]) == (expected(each), "length")
-        assert client.num_in_flight == 0
-        await rig.ready()
-        assert rig.monitors[1].num_restarts == 1
-        both = [client.submit(request(f"again{i}", 20, prompt=[90 + i] * 40)) for i in range(4)]
-        await asyncio.gather(*(collect(stream) for stream in both))
-        assert {stream.engine for stream in both} == {0, 1}
 
 
 async def test_the_index_of_a_restarted_engine_is_empty() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +13,7 @@ import zmq
 from chorale.client.base import EngineStatus
 from chorale.client.wire import curve
 from chorale.client.wire.messages import EngineAddress
-from chorale.config.seeds import choice_seed
+from chorale.config.seeds import SEED_BITS, choice_seed
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
 from chorale.errors import EngineDeadError, EngineLoadingError, QueueFullError
 from tests.support.serve.fake_engine import Behaviour
@@ -46,11 +48,20 @@ async def lose_engines(rig: FleetRig, asked: GenerateRequest, times: int = 1) ->
     return await reading
 
 
-async def test_a_stream_whose_engine_is_killed_continues_on_another_with_the_same_tokens() -> None:
-    async with fleet_rig(2, SLOW) as rig:
-        asked = request("a", 60)
+SEED = random.Random(5).getrandbits(SEED_BITS)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"presence_penalty": 0.5}, {"seed": None}], ids=str)
+async def test_a_stream_whose_engine_is_killed_continues_on_another_with_the_same_tokens(
+    sampling: dict[str, Any],
+) -> None:
+    """With a penalty it is computed again, and each token is delivered once; the fleet draws a seed if there
+    is none."""
+    async with fleet_rig(2, SLOW, seeds=random.Random(5)) as rig:
+        plain = request("a", 60, seed=SEED)
+        asked = msgspec.structs.replace(plain, sampling=msgspec.structs.replace(plain.sampling, **sampling))
         found = await lose_engines(rig, asked)
-        assert tokens(found[0]) == expected(asked)
+        assert tokens(found[0]) == expected(plain)  # the fake model knows no penalties
         assert [chunk.finish_reason for chunk in found[0]][-1] == "length"
         (_, first), (name, second) = rig.assigner.given
         assert first != second
@@ -58,16 +69,6 @@ async def test_a_stream_whose_engine_is_killed_continues_on_another_with_the_sam
         assert rig.client.num_in_flight == 0
         assert not rig.assigner.running
         assert {chunk.request_id for chunk in found[0]} == {"a"}
-
-
-async def test_a_choice_with_penalties_is_computed_again_and_its_tokens_are_delivered_once() -> None:
-    async with fleet_rig(2, SLOW) as rig:
-        plain = request("a", 60)
-        asked = msgspec.structs.replace(
-            plain, sampling=msgspec.structs.replace(plain.sampling, presence_penalty=0.5)
-        )
-        found = await lose_engines(rig, asked)
-        assert tokens(found[0]) == expected(plain)  # the fake model knows no penalties
 
 
 async def test_after_a_move_open_choices_continue_and_dropped_ones_do_not_run_again() -> None:
@@ -87,29 +88,6 @@ async def test_after_a_move_open_choices_continue_and_dropped_ones_do_not_run_ag
         assert sorted(name for name, _ in rig.assigner.given) == ["a", "a+1.0", "a+1.2"]
         assert rig.client.num_in_flight == 0
         assert not rig.assigner.running
-
-
-async def test_requests_without_a_seed_continue_too() -> None:
-    async with fleet_rig(2, SLOW) as rig:
-        plain = request("a", 60)
-        asked = msgspec.structs.replace(
-            plain, sampling=msgspec.structs.replace(plain.sampling, seed=None, temperature=1.0)
-        )
-        sent = []
-        for member in rig.client.members.by_name.values():
-            member.remote.take = recorded(member.remote.take, sent)  # type: ignore[method-assign]
-        found = await lose_engines(rig, asked)
-        first, second = sent
-        assert first.sampling.seed == second.sampling.seed is not None
-        assert tokens(found[0]) == expected(first)
-
-
-def recorded(take, sent):  # type: ignore[no-untyped-def]
-    def wrapper(asked, stream, follower):  # type: ignore[no-untyped-def]
-        sent.append(asked)
-        take(asked, stream, follower)
-
-    return wrapper
 
 
 async def test_a_request_that_loses_too_many_engines_ends_with_an_error() -> None:

@@ -9,7 +9,7 @@ from chorale.client.in_flight import InFlightRequests
 from chorale.client.stream import RequestStream
 from chorale.config.engine import ServerConfig
 from chorale.engine.types import NOBODY, GenerateRequest, Owner, SamplingSpec, TokenChunk
-from chorale.errors import EngineDeadError, OverloadedError, QueueFullError, RequestError
+from chorale.errors import ConflictError, EngineDeadError, OverloadedError, QueueFullError, RequestError
 
 
 class Clock:
@@ -30,6 +30,8 @@ def no_close(request_id: str, index: int | None) -> None:
 def test_choices_are_counted_until_each_has_ended() -> None:
     in_flight = InFlightRequests(Clock())
     stream = in_flight.admit(asked("a", 3), no_close)
+    with pytest.raises(ConflictError):
+        in_flight.admit(asked("a"), no_close)
     assert in_flight.num_in_flight == 3
     in_flight.deliver([TokenChunk("a", 0, [5]), TokenChunk("a", 1, [6], finish_reason="stop")])
     assert in_flight.num_in_flight == 2
