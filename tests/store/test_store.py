@@ -368,10 +368,10 @@ async def test_open_store_uses_the_configured_location(
 
 
 def test_killed_writers_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    """Kills the writing process at a random moment, ten times with one file."""
+    """Kills the writing process at a random moment, five times with one file."""
     file, rng, acknowledged = tmp_path / "r.sqlite3", random.Random(7), set[str]()
     script = "tests.support.store.store_writer"
-    for run in range(10):
+    for run in range(5):
         with subprocess.Popen(
             [sys.executable, "-m", script, str(file), str(run)], stdout=subprocess.PIPE, text=True
         ) as child:
