@@ -33,38 +33,6 @@ def test_best_key_first() -> None:
     assert len(queue) == 0
 
 
-def test_many_removals_keep_the_order() -> None:
-    queue = WaitingQueue()
-    made = [sequence(0, arrival) for arrival in range(60)]
-    for each in made[::-1]:
-        queue.push(each)
-    for each in made[:40]:
-        queue.forget(each)
-        each.status = Status.ENDED
-    assert queue.head() is made[40]
-    assert drained(queue) == made[40:]
-
-
-def test_an_ended_sequence_is_skipped_and_not_counted() -> None:
-    queue, first, second = WaitingQueue(), sequence(0, 1), sequence(0, 2)
-    queue.push(first)
-    queue.push(second)
-    queue.forget(first)
-    first.status = Status.ENDED
-    assert len(queue) == 1
-    assert queue.head() is second
-    assert live(queue) == [second]
-
-
-def test_removing_the_last_sequence_empties_the_heaps() -> None:
-    queue, only = WaitingQueue(), sequence(0, 1)
-    queue.push(only)
-    queue.forget(only)
-    only.status = Status.ENDED
-    assert queue.head() is None
-    assert queue._heaps == {}
-
-
 def test_clients_that_come_and_go_do_not_fill_the_heap() -> None:
     queue, stays = WaitingQueue(), sequence(0, 0)
     queue.push(stays)

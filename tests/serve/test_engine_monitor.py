@@ -23,7 +23,6 @@ from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import EngineDeadError
 from chorale.machine.processes import threads_of
 from chorale.serve.bootstrap import (
-    EXIT_CONFIG,
     EXIT_FAILED,
     ApiStart,
     EngineStart,
@@ -123,38 +122,6 @@ async def test_a_process_that_cannot_be_started_counts_as_a_death() -> None:
     assert [status.state for status in told] == ["dead", "dead", "failed"]
     assert all("could not be started" in status.message for status in told)
     folder.remove()
-
-
-async def test_the_monitor_gives_up_after_failed_starts() -> None:
-    limits = WatchLimits(backoff=0.01, max_failed_starts=2)
-    async with rig(Behaviour(crash="no such device"), watch=limits, wait=False) as r:
-        assert await asyncio.wait_for(asyncio.shield(r.running), PATIENCE) == EXIT_FAILED
-        assert r.monitor.num_restarts == 1
-        last, _ = r.told[-1]
-        assert last.state == "failed"
-        assert "no such device" in last.message
-        assert sum(status.state == "dead" for status, _ in r.told) == 1
-        r.client.mark_failed(last.message)
-        assert r.client.status.state == "failed"
-
-
-async def test_a_configuration_that_cannot_run_is_not_tried_again() -> None:
-    async with rig(Behaviour(refuse="tensor x is missing in file y"), wait=False) as r:
-        assert await asyncio.wait_for(asyncio.shield(r.running), PATIENCE) == EXIT_CONFIG
-        assert r.monitor.num_restarts == 0
-        assert r.told[-1][0].message == "tensor x is missing in file y"
-        assert r.monitor.failure is not None
-        assert r.monitor.failure.deterministic
-
-
-async def test_statuses_report_progress_and_then_the_info() -> None:
-    async with rig(Behaviour(load_seconds=0.4)) as r:
-        await until(lambda: r.told and r.told[-1][0].state == "ready", "ready is reported")
-        assert [s.phase for s, _ in r.told if s.state == "loading"][-1] == "load"
-        info = r.told[-1][1]
-        assert isinstance(info, EngineInfo)
-        assert info.engine_id == r.client.info.engine_id
-        assert len(r.told) < 10  # only changes are reported, not every heartbeat
 
 
 # --------------------------------------------------------------------------- decisions

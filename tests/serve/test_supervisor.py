@@ -21,6 +21,7 @@ import pytest
 from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
 from chorale.serve import supervisor
+from chorale.serve.bootstrap import make_directory
 from tests.support import PATIENCE
 from tests.support.processes import is_running
 from tests.support.serve.harness import until
@@ -162,16 +163,6 @@ async def test_an_error_of_the_http_side_names_the_file_and_leaves_no_socket(
     assert not path.exists()
 
 
-async def test_a_unix_socket_is_removed_at_the_end(sockets: Path) -> None:
-    path = sockets / "socket"
-    async with serve(server=WORKERS | {"uds": str(path)}) as s:
-        await until(lambda: "ready" in s.states, "the engine is ready")
-        assert path.is_socket()
-        s.process.terminate()
-        assert await ended(s) == 0
-    assert not path.exists()
-
-
 def socket_directory(engine: int) -> Path:
     for line in Path(f"/proc/{engine}/net/unix").read_text().splitlines():
         path = Path(line.split()[-1])
@@ -227,9 +218,7 @@ async def test_children_die_with_a_killed_supervisor() -> None:
         s.process.kill()
         await s.process.wait()
         await until(lambda: not any(is_running(pid) for pid in children), "all end")
-    # The next server removes the directory (also one of a test that runs at the same time).
-    async with serve() as s:
-        await s.listening()
+    with make_directory():  # the next server removes that of the last one
         assert not directory.exists()
 
 
