@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 
@@ -31,7 +32,6 @@ from chorale.engine import emit
 from chorale.engine.accounts import Accounts
 from chorale.engine.adapters.queue import AdapterQueue
 from chorale.engine.commands import FIRST_VERSION
-from chorale.engine.drafter import Drafter
 from chorale.engine.kv_cache.cache import HybridCache
 from chorale.engine.kv_cache.expert_pages import ExpertPages
 from chorale.engine.kv_cache.host_loads import HostLoads
@@ -40,6 +40,18 @@ from chorale.engine.row_table import RowTable
 from chorale.engine.sequence import NO_TOKENS, RequestState, Sequence, Status
 from chorale.engine.types import EngineLimits, FinishReason, RowStart, StepPlan, TokenChunk
 from chorale.engine.waiting import WaitingQueue
+
+
+class Drafter(Protocol):
+    """Guesses next tokens. Drafts change how fast a sequence advances, never its tokens."""
+
+    def drafts_on_device(self, sequence: Sequence) -> bool:
+        """Returns whether the sequence's drafts stay on the device, so that plans need not know them."""
+        ...
+
+    def end(self, sequence: Sequence) -> None:
+        """Forget a sequence. Its output is complete."""
+        ...
 
 
 class EngineState:

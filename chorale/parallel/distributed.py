@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 from chorale.parallel.communicator import CommunicationError, Communicator, Exchange
 from chorale.parallel.peer_memory import NamedGroup, PeerMemory, symmetric_memory
-from chorale.parallel.store_keys import KeysFromZero
 
 logger = logging.getLogger(__name__)
 # A last resort: channels detect ranks that end or hang much earlier (``processes.py``).
@@ -259,3 +258,42 @@ def _failures() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise CommunicationError(f"the exchange between ranks failed: {error}") from error
+
+
+_Store: Any = dist.Store  # type: ignore[attr-defined]
+
+
+class KeysFromZero(_Store):  # type: ignore[misc]
+    """Wraps the store ``inner`` and numbers each kind of exchange from 0. Other keys are passed on unchanged.
+
+    torch numbers the exchanges of symmetric memory per process: "CUDASymmetricMemory.../7/1" is the message
+    of rank 1 in the eighth. When a process starts a second engine, its count continues, but the new engine's
+    other ranks, which are new processes, begin at 0: they would wait for each other until the time limit.
+
+    torch keeps no reference to a store made in Python, so its user must.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self._inner = inner
+        self._first: dict[str, int] = {}  # kind -> number of its first exchange
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._inner.set(self._renumbered(key), value)
+
+    def get(self, key: str) -> bytes:
+        found: bytes = self._inner.get(self._renumbered(key))
+        return found
+
+    def wait(self, keys: list[str], *limit: object) -> None:
+        self._inner.wait([self._renumbered(key) for key in keys], *limit)
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._inner.check([self._renumbered(key) for key in keys]))
+
+    def _renumbered(self, key: str) -> str:
+        kind, *numbers = key.rsplit("/", 2)
+        if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+            return key
+        first = self._first.setdefault(kind, int(numbers[0]))
+        return f"{kind}/{int(numbers[0]) - first}/{numbers[1]}"

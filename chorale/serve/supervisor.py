@@ -14,9 +14,13 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from chorale.api.listening import Stop, bind_sockets, stop_signals
+from chorale.client.base import EngineInfo, EngineStatus
+from chorale.client.summary import merge_info
 from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import ChoraleError, ConfigError
 from chorale.machine.processes import settle_signals
@@ -34,7 +38,6 @@ from chorale.serve.bootstrap import (
 from chorale.serve.engine_monitor import ENGINE_COMMAND, EngineMonitor, OnStatus
 from chorale.serve.http.frontend import CUT_GRACE, Job, JobFrontend, make_frontend, share
 from chorale.serve.logs import LogOptions, share_lock
-from chorale.serve.replica_status import ReplicaStatuses
 from chorale.serve.run_engines import run_engines
 from chorale.serve.watch import WatchLimits
 
@@ -214,3 +217,58 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in stop_signals():
             loop.add_signal_handler(number, self._stop)
+
+
+class ReplicaStatuses:
+    """Provides the ``on_status`` callback of each monitor, and calls that of the command line.
+
+    The command line gets "loading" from the first engine that is still loading, "ready" once each engine is
+    ready or has failed, "dead" with the index of an engine that dies, and "failed" once all have failed.
+    """
+
+    def __init__(self, num_replicas: int, on_status: OnStatus | None) -> None:
+        self._on_status = on_status
+        self._statuses = [EngineStatus("loading")] * num_replicas
+        self._infos: list[EngineInfo | None] = [None] * num_replicas
+        self._was_ready = False
+
+    def callback(self, index: int) -> OnStatus | None:
+        """Returns the callback of a monitor. With one engine it is that of the command line."""
+        if len(self._statuses) == 1:
+            return self._on_status
+        return partial(self._changed, index)
+
+    def _changed(self, index: int, status: EngineStatus, info: EngineInfo | None) -> None:
+        before, self._statuses[index] = self._statuses[index], status
+        self._infos[index] = info if info is not None else self._infos[index]
+        if self._on_status is None:
+            return
+        if status.state == "loading":
+            self._loading(index, status)
+        elif status.state in ("dead", "failed"):
+            self._lost(index, status)
+        elif status.state == "ready" and before.state != "ready":
+            self._ready(self._on_status)
+
+    def _loading(self, index: int, status: EngineStatus) -> None:
+        first = next(i for i, each in enumerate(self._statuses) if each.state == "loading")
+        if index == first and not self._was_ready and self._on_status is not None:
+            self._on_status(status, None)
+
+    def _lost(self, index: int, status: EngineStatus) -> None:
+        assert self._on_status is not None
+        if all(each.state == "failed" for each in self._statuses):
+            self._on_status(status, None)
+            return
+        more = "; the other engines keep running" if status.state == "failed" else ""
+        named = replace(status, state="dead", message=f"engine {index}: {status.message}{more}")
+        self._on_status(named, None)
+        if status.state == "failed" and not self._was_ready:
+            self._ready(self._on_status)
+
+    def _ready(self, on_status: Callable[[EngineStatus, EngineInfo | None], None]) -> None:
+        serving = [i for i, each in enumerate(self._statuses) if each.state != "failed"]
+        infos = [info for i in serving if (info := self._infos[i]) is not None]
+        if infos and all(self._statuses[i].state == "ready" for i in serving):
+            self._was_ready = True
+            on_status(EngineStatus("ready"), merge_info(infos))

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from chorale.client.routing.cost import ROW_TOKENS, Backlog, cost
+from chorale.client.routing.follower import ROW_TOKENS, Backlog, cost
 
 
 def route(requests: int, prompt: int, cached: list[int], backlogs: list[Backlog]) -> list[int]:

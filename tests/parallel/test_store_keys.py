@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from chorale.parallel.store_keys import KeysFromZero
+from chorale.parallel.distributed import KeysFromZero
 
 
 def test_a_process_that_has_counted_on_meets_one_that_begins(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 from chorale.cli.commands.serve import serve as command
 from chorale.config.options.settings import merge
 from chorale.errors import ConfigError, install_hint
-from chorale.serve.fleet import cluster, version
+from chorale.serve.fleet import version
+from chorale.serve.fleet.command import check_room
 
 
 def node(address: str, **resources: float) -> dict[str, Any]:
@@ -72,13 +73,13 @@ def test_an_error_for_too_few_gpus_lists_those_of_each_node(
 ) -> None:
     nodes = [node("10.0.0.1", CPU=16, GPU=4), node("10.0.0.2", CPU=8, GPU=3)]
     with pytest.raises(ConfigError) as caught:
-        cluster.check_room(resources, count, nodes)
+        check_room(resources, count, nodes)
     assert message in str(caught.value)
 
 
 def test_enough_gpus_give_no_error() -> None:
     nodes = [node("10.0.0.1", CPU=16, GPU=4), node("10.0.0.2", CPU=8, GPU=3)]
-    cluster.check_room({"CPU": 2, "GPU": 2}, 3, nodes)
+    check_room({"CPU": 2, "GPU": 2}, 3, nodes)
 
 
 def test_ray_supports_several_fronts_but_no_local_data_parallel_size() -> None:

@@ -22,7 +22,7 @@ from chorale.machine.devices import replica_environments, share, visible_ids
 from chorale.serve import precheck
 from chorale.serve.bootstrap import EngineStart, replicate
 from chorale.serve.engine_monitor import spawn
-from chorale.serve.replica_status import ReplicaStatuses
+from chorale.serve.supervisor import ReplicaStatuses
 from tests.serve.test_supervisor import JSON, Supervised, ended, fetch, serve
 from tests.support.serve.harness import until
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from chorale.client.admission import Admission
 from chorale.client.base import LEFT, EngineInfo, EngineStatus
 from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits, RemoteClient
-from chorale.client.routing.cost import cost
-from chorale.client.routing.follower import Follower
+from chorale.client.routing.follower import Follower, cost
 from chorale.client.routing.prefix_index import PrefixSearch
 from chorale.client.summary import ORDER, without_gauges
 from chorale.client.wire.messages import EngineAddress

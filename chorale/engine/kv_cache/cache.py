@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chorale.engine.kv_cache.blocks import BlockPool
+from chorale.engine.kv_cache.blocks import BlockPool, ObservedPool
 from chorale.engine.kv_cache.host_tier import SPACING, HostTier
 from chorale.engine.kv_cache.index_log import IndexLog, TokenSource
 from chorale.engine.kv_cache.prefix import EitherOf, first_window_block, usable_prefix
-from chorale.engine.kv_cache.residency import ObservedPool
 from chorale.engine.types import BlockChanges, CacheGroup, PrefixIndexState
 
 FULL, WINDOW = CacheGroup.FULL, CacheGroup.WINDOW

@@ -41,8 +41,7 @@ from typing import Protocol
 import numpy as np
 
 from chorale.engine.accounts import Account
-from chorale.engine.drafter import Drafter
-from chorale.engine.engine_state import EngineState
+from chorale.engine.engine_state import Drafter, EngineState
 from chorale.engine.plan import NO_DRAFTS, PlanBuilder, PlannedDrafts, ScheduledChunk, StepRecord
 from chorale.engine.scheduling.batch_share import BatchShare
 from chorale.engine.scheduling.commit import Committer

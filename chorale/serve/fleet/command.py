@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
+import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from chorale.config.options.settings import Settings
 from chorale.errors import ConfigError
-from chorale.serve.fleet import cluster, version
+from chorale.serve.fleet import version
 from chorale.serve.fleet.application import application, resources_of
 
 APPLICATION = "chorale"
+START = "start one with 'ray start --head', or name one in RAY_ADDRESS"
 POLL = 1.0  # seconds between two checks of the application's state
 EXIT_OK, EXIT_FAILED = 0, 1
 
@@ -24,9 +28,9 @@ def run(settings: Settings, say: Callable[[str], None], notices: Sequence[str] =
     warning = version.check(version.installed())
     for line in [*notices, *([warning] if warning else [])]:
         say(f"note: {line}")
-    cluster.connect()
+    connect()
     server = settings.server
-    cluster.check_room(resources_of(settings.engine), server.data_parallel_size, cluster.nodes())
+    check_room(resources_of(settings.engine), server.data_parallel_size, nodes())
     target = application(settings)
     was_running = is_running(serve)
     if was_running and APPLICATION in serve.status().applications:
@@ -95,3 +99,49 @@ class Stop:
         if self.asked.is_set():
             raise KeyboardInterrupt
         self.asked.set()
+
+
+def connect() -> None:
+    """Connects to the cluster at ``RAY_ADDRESS`` or on this machine. Raises ``ConfigError``."""
+    import ray
+
+    address = os.environ.get("RAY_ADDRESS") or "auto"
+    try:
+        ray.init(
+            address=address, log_to_driver=False, logging_level=logging.WARNING, ignore_reinit_error=True
+        )
+    except ConnectionError:
+        where = "on this machine" if address == "auto" else f"at RAY_ADDRESS={address}"
+        raise ConfigError(f"--data-parallel-backend ray: there is no Ray cluster {where}: {START}") from None
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"--data-parallel-backend ray: {str(error).splitlines()[0]}") from error
+
+
+def nodes() -> list[Mapping[str, Any]]:
+    """Returns the live nodes of the cluster."""
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def check_room(resources: Mapping[str, float], count: int, found: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ``ConfigError`` if the nodes have too few resources for ``count`` engines."""
+    kind = next((name for name in resources if name != "CPU"), "CPU")
+    each = resources[kind]
+    have = [math.floor(node["Resources"].get(kind, 0)) for node in found]
+    room = sum(math.floor(amount / each) for amount in have)
+    if room >= count:
+        return
+    unit = "CPUs" if kind == "CPU" else f"{kind}s"
+    listed = ", ".join(
+        f"{node['NodeManagerAddress']} {amount}" for node, amount in zip(found, have, strict=True)
+    )
+    group = f", {each:g} per engine on one node" if each > 1 else ""
+    remedy = (
+        f"use --data-parallel-size {room}" if room else "use a smaller --tensor-parallel-size, or add nodes"
+    )
+    what = "1 engine needs" if count == 1 else f"{count} engines need"
+    raise ConfigError(
+        f"--data-parallel-size {count}: {what} {count * each:g} {unit}{group}; the cluster has "
+        f"{sum(have)} ({listed}): {remedy}"
+    )

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from chorale.engine.histogram import BLOCK_SECONDS
-from chorale.engine.kv_cache import residency
+from chorale.engine.kv_cache import blocks
 from chorale.engine.types import CacheGroup
 from tests.support.engine.recording import Engine
 
 
 def test_a_life_has_its_length_its_idle_time_and_its_last_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter((0.0, 10.0, 11.0, 13.0, 17.0, 25.0, 125.0))
-    monkeypatch.setattr(residency, "monotonic", lambda: next(times))
-    pool = residency.ObservedPool(1, share=1.0)
+    monkeypatch.setattr(blocks, "monotonic", lambda: next(times))
+    pool = blocks.ObservedPool(1, share=1.0)
     block = pool.allocate()
     pool.publish(CacheGroup.FULL, b"a", block)
     pool.release(block)

@@ -14,15 +14,16 @@ import os
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import zmq
 
 from chorale.config.kv_events import KvEventsConfig
-from chorale.engine.kv_cache.index_log import BlocksStored, IndexCleared, IndexEvent
-from chorale.engine.types import CacheGroup
+from chorale.engine.kv_cache.index_log import BlocksRemoved, BlocksStored, IndexCleared, IndexEvent, Medium
+from chorale.engine.types import AdapterRef, CacheGroup
 from chorale.serve.engine.kv_events.encoding import BatchEncoder
-from chorale.serve.engine.kv_events.mirror import EventMirror
 from chorale.serve.engine.kv_events.sockets import open_publisher, open_replay
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ SNAPSHOT = 2**64 - 2  # sequence number that requests a snapshot of the whole in
 REPLAY_BYTES = 256 * 2**20  # limit on the size of batches kept for replays
 _WARN_SECONDS = 60.0  # least interval of warnings about dropped batches
 _SHUTDOWN_SECONDS = 1.0
+EVENTS_PER_BATCH = 256  # blocks in each batch of a snapshot
 _SLICE, _PAUSE = 64, 0.0005  # batches of a replay between two pauses, and seconds of a pause
 
 
@@ -231,3 +233,59 @@ class KvEventPublisher:
             batches.append((self._next - 1, self._encoder.encode(now, events)))
             time.sleep(_PAUSE)  # lets the engine's thread have the GIL
         return batches
+
+
+class _Block(NamedTuple):
+    parent: bytes | None
+    tokens: bytes  # int32 token ids
+    cache_salt: str
+    adapter: AdapterRef
+
+
+class EventMirror:
+    """The blocks that subscribers should know after all events so far, from which late subscribers get a
+    snapshot. It takes about 300 bytes per block of the prefix index."""
+
+    def __init__(self, block_size: int) -> None:
+        self._token_bytes = 4 * block_size
+        self._blocks: dict[tuple[CacheGroup, Medium], dict[bytes, _Block]] = {}
+
+    def apply(self, events: Iterable[IndexEvent]) -> None:
+        for event in events:
+            if isinstance(event, BlocksStored):
+                self._store(event)
+            elif isinstance(event, BlocksRemoved):
+                blocks = self._blocks.get((event.group, event.medium), {})
+                for block_hash in event.hashes:
+                    blocks.pop(block_hash, None)
+            else:
+                self._blocks.clear()
+
+    def _store(self, event: BlocksStored) -> None:
+        blocks = self._blocks.setdefault((event.group, event.medium), {})
+        tokens, size = event.token_ids.tobytes(), self._token_bytes
+        parent, salt = event.parent, event.cache_salt
+        for index, block_hash in enumerate(event.hashes):
+            blocks[block_hash] = _Block(
+                parent, tokens[index * size : (index + 1) * size], salt, event.adapter
+            )
+            parent, salt = block_hash, ""
+
+    def snapshot(self) -> Iterator[list[IndexEvent]]:
+        """Yields batches of events that clear a subscriber's state and rebuild this one."""
+        yield [IndexCleared()]
+        for (group, medium), blocks in self._blocks.items():
+            known = list(blocks.items())
+            for start in range(0, len(known), EVENTS_PER_BATCH):
+                yield [
+                    BlocksStored(
+                        group,
+                        (block_hash,),
+                        block.parent,
+                        np.frombuffer(block.tokens, np.int32),
+                        medium,
+                        block.cache_salt,
+                        block.adapter,
+                    )
+                    for block_hash, block in known[start : start + EVENTS_PER_BATCH]
+                ]
