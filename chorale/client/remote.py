@@ -90,7 +90,6 @@ class RemoteClient:
         queue: ServerConfig = NO_LIMITS,
         limits: ClientLimits | None = None,
         on_status: Callable[[EngineStatus], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
         engine: int = 0,
         admission: Admission | None = None,
         follower: Follower | None = None,
@@ -98,8 +97,7 @@ class RemoteClient:
         self._engine, self._follower, self._owns_admission = engine, follower, admission is None
         self._limits = limits or ClientLimits()
         self._on_status = on_status
-        self._clock = clock
-        self._in_flight = InFlightRequests(clock, admission or Admission(clock, queue))
+        self._in_flight = InFlightRequests(time.monotonic, admission or Admission(time.monotonic, queue))
         self._connection = EngineConnection(
             where if isinstance(where, EngineAddress) else local_address(where),
             on_heartbeat=self._heartbeat,
@@ -114,7 +112,7 @@ class RemoteClient:
         self._died_id = ""  # id of an engine that reported its failure, but may still send heartbeats
         self._is_local = self._connection.is_local
         self._timeout = HEARTBEAT_TIMEOUT
-        self._silence = Silence(None, clock())
+        self._silence = Silence(None, time.monotonic())
         self._died_at: float | None = None
         self._restart_seconds = MIN_RETRY_AFTER  # duration of the most recent restart
         self._ticker: asyncio.Task[None] | None = None
@@ -206,7 +204,7 @@ class RemoteClient:
 
     def start(self) -> None:
         """Open the sockets on the running event loop."""
-        self._silence.hear(self._clock())
+        self._silence.hear(time.monotonic())
         self._connection.start()
         self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
 
@@ -219,7 +217,7 @@ class RemoteClient:
     def _heartbeat(self, beat: Heartbeat) -> None:
         self._timeout, self._restarts, self._has_task = beat.timeout, beat.restarts, bool(beat.task)
         self._silence.pid = beat.pid if self._is_local else None
-        self._silence.hear(self._clock())
+        self._silence.hear(time.monotonic())
         if beat.state == "failed" and self._status.state != "failed":
             self.mark_failed(beat.message)
         if self._status.state == "failed" or beat.engine_id == self._died_id:
@@ -238,7 +236,7 @@ class RemoteClient:
         if self._engine_id:
             self._lose_engine("dead", "the engine restarted")
         if self._died_at is not None:
-            self._restart_seconds = max(self._clock() - self._died_at, MIN_RETRY_AFTER)
+            self._restart_seconds = max(time.monotonic() - self._died_at, MIN_RETRY_AFTER)
             self._died_at = None
         self._engine_id, self._info = engine_id, info
         if self._owns_admission:
@@ -299,7 +297,7 @@ class RemoteClient:
         if self._follower is not None:
             self._follower.begin()
         if self._died_at is None:
-            self._died_at = self._clock()
+            self._died_at = time.monotonic()
         self._set_status(EngineStatus(state, message=message, restarts=self._restarts))
         self._fail_all(message)
 
@@ -364,7 +362,7 @@ class RemoteClient:
                 self._in_flight.admission.tick()
             self._connection.send(Ping(os.getpid() if self._is_local else 0))
             self._abort_slow_readers()
-            if self._silence.exceeds(self._clock(), self.silence_limit) and self._engine_id:
+            if self._silence.exceeds(time.monotonic(), self.silence_limit) and self._engine_id:
                 silence = self._silence.seconds
                 self._lose_engine("dead", f"the engine has been silent for {silence:.0f} s")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from chorale.errors import ChoraleError
 from chorale.jobs.contents import Contents
 from chorale.jobs.execute import LineRetries, Sender
-from chorale.jobs.leases import BEAT_SECONDS, Works
+from chorale.jobs.leases import Works
 from chorale.jobs.lines import LostError, Sending
 from chorale.jobs.slots import MAX_LINES_BYTES, Slots
 from chorale.jobs.work import BatchLimits, BatchWork
@@ -61,9 +61,8 @@ class BatchRunner(Works[BatchWork]):
         woken: asyncio.Event,
         sender: Callable[[bytes], Sender],
         counted: Callable[[Sequence[Result]], None] = lambda results: None,
-        beat_seconds: float = BEAT_SECONDS,
     ) -> None:
-        super().__init__(beat_seconds=beat_seconds, woken=woken)
+        super().__init__(woken=woken)
         self._store, self._contents, self._server_id = store, contents, server_id
         self._engine, self._limits, self._sender, self._counted = engine, limits, sender, counted
         self._slots = Slots(engine.concurrency, MAX_LINES_BYTES)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from chorale.client.admission import NO_LIMITS
@@ -49,7 +48,6 @@ class FixedFleet(FleetClient):
         *,
         queue: ServerConfig = NO_LIMITS,
         limits: ClientLimits | None = None,
-        clock: Callable[[], float] = time.monotonic,
         patience: float | None = 60.0,
         seeds: random.Random | None = None,
         first_slot: int = 0,
@@ -59,7 +57,6 @@ class FixedFleet(FleetClient):
             Cheapest,
             queue=queue,
             limits=limits,
-            clock=clock,
             patience=patience,
             gone_patience=0.0,
             seeds=seeds,

@@ -59,7 +59,6 @@ class FleetClient:
         *,
         queue: ServerConfig = NO_LIMITS,
         limits: ClientLimits | None = None,
-        clock: Callable[[], float] = time.monotonic,
         patience: float | None = 60.0,
         gone_patience: float = 10.0,
         most_moves: int = 3,
@@ -72,13 +71,13 @@ class FleetClient:
         none. ``first_slot``: slot that is preferred first if costs are equal; None: random in each process.
         """
         self._limits = limits or ClientLimits()
-        self._clock, self._seeds = clock, seeds or random.Random()
+        self._seeds = seeds or random.Random()
         self._patience, self._gone_patience, self._most_moves = patience, gone_patience, most_moves
-        self._admission = Admission(clock, queue)
+        self._admission = Admission(time.monotonic, queue)
         self._info: EngineInfo | None = None
         self._ticker: asyncio.Task[None] | None = None
         first_slot = random.randrange(1 << 16) if first_slot is None else first_slot
-        self.members = Members(self._limits, self._admission, clock, self._status_changed, first_slot)
+        self.members = Members(self._limits, self._admission, self._status_changed, first_slot)
         self.assigner = make_assigner(self)
         self._requests: dict[str, FleetRequest] = {}
         self._waiting: dict[Part, asyncio.Task[None]] = {}  # parts without an engine, and their ``_send``
@@ -335,7 +334,7 @@ class FleetClient:
     def _require_engine(self) -> None:
         if self.members.up:
             return
-        if self._clock() - self._was_up >= self._gone_patience:
+        if time.monotonic() - self._was_up >= self._gone_patience:
             raise self.members.why_down()
 
     def _status_changed(self) -> None:
@@ -354,7 +353,7 @@ class FleetClient:
 
     def _note_up(self) -> None:
         if self.members.up:
-            self._was_up = self._clock()
+            self._was_up = time.monotonic()
 
     async def _tick_forever(self) -> None:
         while True:

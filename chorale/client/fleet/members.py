@@ -67,7 +67,6 @@ class Member:
         slot: Slot,
         limits: ClientLimits,
         admission: Admission,
-        clock: Callable[[], float],
         on_status: Callable[[EngineStatus], None],
     ) -> None:
         self.name, self.slot = name, slot
@@ -76,7 +75,6 @@ class Member:
             address,
             limits=limits,
             on_status=on_status,
-            clock=clock,
             engine=slot.index,
             admission=admission,
             follower=self.follower,
@@ -110,7 +108,6 @@ class Members:
         self,
         limits: ClientLimits,
         admission: Admission,
-        clock: Callable[[], float],
         on_status: Callable[[], None],
         first_slot: int,
     ) -> None:
@@ -118,7 +115,7 @@ class Members:
         self.by_name: dict[str, Member] = {}
         self.leaving: list[Member] = []
         self.slots: list[Slot] = []
-        self._limits, self._admission, self._clock, self._on_status = limits, admission, clock, on_status
+        self._limits, self._admission, self._on_status = limits, admission, on_status
         self._first_slot = first_slot
         self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
@@ -143,7 +140,7 @@ class Members:
         if slot is None:
             slot = Slot(len(self.slots))
             self.slots.append(slot)
-        member = Member(name, address, slot, self._limits, self._admission, self._clock, self._status_changed)
+        member = Member(name, address, slot, self._limits, self._admission, self._status_changed)
         member.remote.start()
         return member
 

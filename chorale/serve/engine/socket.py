@@ -75,10 +75,9 @@ class EngineServerSocket:
         on_orphans: Callable[[list[str]], None],
         wake_fd: int | None = None,
         tcp: TcpSocket | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine_id, self._client_timeout = engine_id, client_timeout
-        self._on_orphans, self._clock = on_orphans, clock
+        self._on_orphans = on_orphans
         self._context = zmq.Context()
         self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a vanished client raises
@@ -110,7 +109,7 @@ class EngineServerSocket:
             except ValueError:
                 logger.error("dropped a message that does not have two parts")
                 continue
-            now = self._clock()
+            now = time.monotonic()
             self._clients.setdefault(client, Silence(None, now)).hear(now)
             try:
                 message = decode_to_engine(data)
@@ -149,7 +148,7 @@ class EngineServerSocket:
     def expire_silent_clients(self) -> None:
         """Drop clients that were silent for too long. Call ``receive`` first: it reads the pings that arrived
         during a long step."""
-        now, limit = self._clock(), self._client_timeout
+        now, limit = time.monotonic(), self._client_timeout
         for client in [client for client, silence in self._clients.items() if silence.exceeds(now, limit)]:
             message = f"the server process was silent for {self._client_timeout:.0f} s"
             logger.warning("%s: its requests are aborted", message)

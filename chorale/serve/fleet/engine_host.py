@@ -36,12 +36,10 @@ class EngineHost:
         host: str,
         *,
         prefix_secret: bytes = b"",
-        name: str = "engine",
         log: LogOptions | None = None,
-        limits: WatchLimits | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
     ) -> None:
-        self._limits, self._command = limits or WatchLimits(), command
+        self._limits, self._command = WatchLimits(), command
         self._folder = make_directory()
         self._sockets = [_listening(host), _listening(host)]
         self.public_key, self.secret_key = new_keys()
@@ -50,7 +48,6 @@ class EngineHost:
             directory=str(self._folder.path),
             config=config,
             parent_pid=os.getpid(),
-            name=name,
             prefix_secret=prefix_secret,
             log=log or LogOptions(),
             tcp=EngineTcp(engine=engine, beats=beats, public_key=self.public_key),

@@ -10,7 +10,6 @@ import os
 import socket
 import time
 from asyncio.subprocess import Process
-from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
@@ -127,8 +126,8 @@ class JobFrontend(InProcessFrontend):
 class MultiProcessFrontend:
     """Several API processes, each connected to the engine. One that exits or hangs is restarted."""
 
-    def __init__(self, start: ApiStart, *, limits: WatchLimits, command: Sequence[str] = API_COMMAND) -> None:
-        self._start, self._command = start, tuple(command)
+    def __init__(self, start: ApiStart, *, limits: WatchLimits) -> None:
+        self._start = start
         self._restart_policy = RestartPolicy(limits)
         self._num_drains = 0
         self._processes: dict[int, Process] = {}
@@ -164,7 +163,7 @@ class MultiProcessFrontend:
         os.set_blocking(ours, False)
         try:
             start = msgspec.structs.replace(self._start, process=index, beats=theirs)
-            process = await spawn(self._command, start, pass_fds=(*start.socket_fds, theirs))
+            process = await spawn(API_COMMAND, start, pass_fds=(*start.socket_fds, theirs))
             self._processes[index] = process
             if self._num_drains:  # drained while the process was being started
                 self._terminate(process)
