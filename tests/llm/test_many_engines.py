@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,15 @@ import pytest
 
 from chorale import LLM, SamplingParams
 from chorale.errors import ConfigError, EngineDeadError
-from chorale.llm import progress
+from chorale.llm import many_engines, progress
 from chorale.llm.many_engines import ManyEngines
 from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
+from chorale.serve.engine_monitor import EngineMonitor
 from tests.llm.test_llm import OPTIONS, SIZES
 from tests.support.processes import children, is_running
+from tests.support.serve.fake_engine import Behaviour
+from tests.support.serve.harness import FAKE_ENGINE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 PROMPTS = [[number + 1, 7, 9] * (3 + number % 4) for number in range(10)]
@@ -32,11 +36,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_checkpoint(tmp_path_factory.mktemp("llm") / "model", make_config(**SIZES), seed=3)
 
 
+FAKE = Behaviour(step_seconds=0.005, task_seconds=0.0).encode().model
+fake_engines = partial(EngineMonitor, command=FAKE_ENGINE)
+
+
 @pytest.fixture(scope="module")
-def two(folder: Path) -> Iterator[LLM]:
-    options = {**OPTIONS, "device": "cpu", "data_parallel_size": 2, "enable_sleep_mode": True}
-    with LLM(str(folder), **options, seed=5) as made:
-        yield made
+def two() -> Iterator[LLM]:
+    """Real processes with a fake device, which start and restart in a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(many_engines, "EngineMonitor", fake_engines)
+        with LLM(FAKE, data_parallel_size=2, seed=5) as made:
+            yield made
 
 
 def engine(llm: LLM) -> ManyEngines:
@@ -61,9 +71,10 @@ def outputs(results: list[Any]) -> list[Any]:
     ]
 
 
-def test_two_engines_give_the_tokens_of_one(folder: Path, two: LLM) -> None:
+def test_two_engines_give_the_tokens_of_one(folder: Path) -> None:
     """This includes requests without a seed: their seeds are drawn in the order of prompts."""
-    with LLM(str(folder), **OPTIONS, device="cpu", seed=5) as one:
+    options = {**OPTIONS, "device": "cpu", "seed": 5}
+    with LLM(str(folder), **options) as one, LLM(str(folder), **options, data_parallel_size=2) as two:
         for params in (
             SamplingParams(max_tokens=12),
             SamplingParams(max_tokens=8, seed=3, n=2, logprobs=2),
@@ -77,7 +88,7 @@ def test_two_engines_give_the_tokens_of_one(folder: Path, two: LLM) -> None:
         talk: Any = [[{"role": "user", "content": f"What is {number}?"}] for number in range(3)]
         asked = SamplingParams(max_tokens=16, seed=1)
         assert outputs(two.chat(talk, asked)) == outputs(one.chat(talk, asked))
-    assert all(each.stats.num_steps for each in engine(two)._client.engines)  # both have worked
+        assert all(each.stats.num_steps for each in engine(two)._client.engines)  # both have worked
 
 
 def bar(update: Callable[[int], None]) -> Any:
@@ -143,15 +154,20 @@ def test_shutdown_ends_the_processes_and_removes_their_folder(two: LLM) -> None:
         two.generate([[1]])
 
 
-def test_engines_end_when_their_caller_is_killed(folder: Path) -> None:
-    program = f"""
-import sys, time
+PROGRAM = """
+import functools, sys, time
 from chorale import LLM
-llm = LLM({str(folder)!r}, device="cpu", max_model_len=512, max_num_seqs=8, data_parallel_size=2)
+from chorale.llm import many_engines
+from tests.support.serve.harness import FAKE_ENGINE
+many_engines.EngineMonitor = functools.partial(many_engines.EngineMonitor, command=FAKE_ENGINE)
+llm = LLM(sys.argv[1], data_parallel_size=2)
 print(*[each.pid for each in llm._engine._monitors], flush=True)
 time.sleep(600)
 """
-    caller = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+
+
+def test_engines_end_when_their_caller_is_killed() -> None:
+    caller = subprocess.Popen([sys.executable, "-c", PROGRAM, FAKE], stdout=subprocess.PIPE, text=True)
     try:
         assert caller.stdout is not None
         running = [int(pid) for pid in caller.stdout.readline().split()]
@@ -162,9 +178,10 @@ time.sleep(600)
     wait_gone(running)
 
 
-def test_a_missing_folder_is_an_error(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="no such folder"):
-        LLM(str(folder / "nothing"), device="cpu", data_parallel_size=2)
+def test_a_configuration_that_an_engine_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_engines, "EngineMonitor", fake_engines)
+    with pytest.raises(ConfigError, match="no such tensor"):
+        LLM(Behaviour(refuse="no such tensor").encode().model, data_parallel_size=2)
 
 
 @pytest.mark.parametrize("size", [0, 65, "2", 1.5])
