@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from functools import cache
 from typing import Annotated, Any
 
 import pytest
@@ -18,6 +19,7 @@ from chorale.errors import RequestError
 from scripts.api_docs import limits_table
 
 
+@cache
 def adapter(name: str) -> TypeAdapter[Any]:
     class Model(BaseModel):
         model_config = ConfigDict(strict=True)

@@ -35,7 +35,7 @@ from chorale.harmony.vocab import (
 )
 from tests.harmony.conversations import text
 
-STREAMS = 100_000
+STREAMS = 40_000
 TOOLS = ("functions.f", "functions.get_weather", "browser.search", "python")
 CONTROL = [
     START, END, RETURN, CALL, CHANNEL, MESSAGE, CONSTRAIN, STARTOFTEXT, ENDOFTEXT, 200013, 201087, 201088,

@@ -60,12 +60,14 @@ async def ask(server: Server, pause: float = 0.0, **fields: Any) -> bytes:
 
 def events(body: bytes) -> list[dict[str, Any]]:
     """Returns the chunks without ids and times. Asserts that the chunked encoding is valid."""
-    data, rest = b"", body
-    while rest:
-        size, _, rest = rest.partition(b"\r\n")
-        data, after = data + rest[: int(size, 16)], rest[int(size, 16) :]
-        assert after.startswith(b"\r\n")
-        rest = after[2:]
+    parts, at = list[bytes](), 0
+    while at < len(body):
+        line_end = body.index(b"\r\n", at)
+        end = line_end + 2 + int(body[at:line_end], 16)
+        parts.append(body[line_end + 2 : end])
+        assert body[end : end + 2] == b"\r\n"
+        at = end + 2
+    data = b"".join(parts)
     assert data.endswith(b"data: [DONE]\n\n")
     found = [json.loads(line[6:]) for line in data.split(b"\n\n") if line.startswith(b"data: {")]
     return [{k: v for k, v in each.items() if k not in ("id", "created")} for each in found]

@@ -57,7 +57,7 @@ def scripts(rounds: list[list[int]], step: int) -> list[Script]:
     return [Script(tokens, tokens_per_step=step) for tokens in rounds]
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(turns(), st.sampled_from([1, 2, 5, 64]), st.booleans())
 def test_streams_fold_to_bodies(rounds: list[list[int]], step: int, fails: bool) -> None:
     service: Any = failing("no") if fails else plain
@@ -83,7 +83,7 @@ def test_streams_fold_to_bodies(rounds: list[list[int]], step: int, fails: bool)
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(turns(), st.sampled_from([1, 3, 64]))
 def test_chat_streams_fold_to_bodies(rounds: list[list[int]], step: int) -> None:
     async def main() -> None:

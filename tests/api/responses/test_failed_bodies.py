@@ -63,8 +63,9 @@ def check_events(events: list[dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", LAST_ITEMS)
 async def test_an_engine_that_dies_within_an_item_fails_the_response(kind: str) -> None:
     script = ids(THINK + LAST_ITEMS[kind])
-    for end in range(1, len(script), 7):
-        async with tools_served(Script(script[:end], error=EngineDeadError("gone"))) as server:
+    cuts = [Script(script[:end], error=EngineDeadError("gone")) for end in range(1, len(script), 7)]
+    async with tools_served(*cuts) as server:
+        for _ in cuts:
             body = check_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
             assert body["status"] == "failed"
             assert body["error"] == {"code": "server_error", "message": "gone"}
@@ -73,8 +74,9 @@ async def test_an_engine_that_dies_within_an_item_fails_the_response(kind: str) 
 @pytest.mark.parametrize("kind", LAST_ITEMS)
 async def test_a_token_limit_within_an_item_makes_the_response_incomplete(kind: str) -> None:
     script = ids(THINK + LAST_ITEMS[kind])
-    for end in range(1, len(script), 7):
-        async with tools_served(Script(script[:end], finish_reason="length")) as server:
+    cuts = [Script(script[:end], finish_reason="length") for end in range(1, len(script), 7)]
+    async with tools_served(*(cut for cut in cuts for _ in ("stream", "body"))) as server:
+        for _ in cuts:
             body = check_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
             assert body["status"] == "incomplete"
             assert body["incomplete_details"] == {"reason": "max_output_tokens"}

@@ -27,7 +27,7 @@ from chorale.engine.types import (
 from chorale.errors import ChoraleError, EngineDeadError, EngineLoadingError, QueueFullError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Script:
     """One choice: its tokens, cut into steps of ``tokens_per_step``, then the end or an error."""
 
@@ -35,7 +35,7 @@ class Script:
     tokens_per_step: int = 1
     finish_reason: FinishReason | None = None  # None: "stop" if the last token is a stop id, else "length"
     num_cached_tokens: int = 0
-    delay: float = 0.0  # seconds before each step
+    delay: float = 0.0  # seconds before each step; a test may change it while the script plays
     error: ChoraleError | None = None  # raised after the tokens, instead of an end
     hang: bool = False  # after the tokens, wait for an abort
     with_logprobs: bool = False

@@ -47,8 +47,7 @@ def asked(tab: Tab, server: Server) -> None:
     tab.run("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1100, 375])
+@pytest.mark.parametrize(("width", "dark"), [(1100, False), (375, True)])
 def test_axe_finds_no_violation(tab: Tab, server: Server, width: int, dark: bool) -> None:
     tab.darken(dark)
     tab.resize(width, 800)

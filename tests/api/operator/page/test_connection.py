@@ -24,7 +24,7 @@ from tests.support.browsers.chat_page import (
     shown,
 )  # fmt: skip
 from tests.support.browsers.tab import Tab
-from tests.support.engine.scripted_client import Script
+from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.scripted import FINAL, ids, in_rounds, playing
 from tests.support.server import Server, in_thread
 
@@ -82,11 +82,13 @@ def test_the_page_survives_a_restart(tab: Tab, port: int) -> None:
 
 
 def test_a_response_in_progress_is_resumed_after_a_reload(tab: Tab) -> None:
-    client = playing(SLOW, delay=0.05)
+    script = Script(ids(SLOW), delay=0.05)
+    client = ScriptedClient(lambda request, index: script)
     with in_thread(client) as server:
         opened(tab, url(server)).send("Count")
         tab.until(BEGUN)
         reloaded(tab)
+        script.delay = 0.0
         answered(tab)
         assert shown(tab) == ["Count", WHOLE]
         assert tab.count(".state-line p") == 0
@@ -94,7 +96,8 @@ def test_a_response_in_progress_is_resumed_after_a_reload(tab: Tab) -> None:
 
 
 def test_a_response_is_resumed_when_its_conversation_is_opened_again(tab: Tab) -> None:
-    with in_thread(playing(SLOW, delay=0.03)) as server:
+    script = Script(ids(SLOW), delay=0.03)
+    with in_thread(ScriptedClient(lambda request, index: script)) as server:
         opened(tab, url(server)).send("Count")
         tab.until(BEGUN)
         tab.click("#new")
@@ -102,6 +105,7 @@ def test_a_response_is_resumed_when_its_conversation_is_opened_again(tab: Tab) -
         assert tab.value("document.getElementById('stop').hidden") is True
         tab.click("#list .open")
         tab.until(BEGUN)
+        script.delay = 0.0
         answered(tab)
         assert shown(tab) == ["Count", WHOLE]
 

@@ -49,7 +49,7 @@ async def check(token_ids: list[int], step: int, cut: str, seed: int) -> None:
             assert body["status"] == ("failed" if cut == "stop" else "cancelled") or not script.hang
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=20),
     step=st.sampled_from([1, 3, 64]),
