@@ -1,8 +1,7 @@
 """Text in ``encrypted_content``: the summary of a conversation, which the client keeps.
 
 The text is not encrypted, because it comes from the client's own conversation. The format is a version, then
-base64 of the compressed text. Older versions also wrote reasoning in this format, which is still read;
-``api.reasoning_tokens`` now writes it.
+base64 of the compressed text. ``api.reasoning_tokens`` writes that of reasoning, which has token ids.
 """
 
 from __future__ import annotations

@@ -44,9 +44,8 @@ def _parse_item(item: Mapping[str, Any], path: str, budget: Budget) -> Item:
     kind = item.get("type")
     if kind is None:
         kind = "message" if "role" in item else "item_reference"
-    sealed = _SEALED_PARSERS.get(kind) if isinstance(kind, str) else None
-    if sealed is not None:
-        return sealed(item, path, budget)
+    if kind == "compaction":
+        return _compaction(item, path, budget)
     parser = _PARSERS.get(kind) if isinstance(kind, str) else None
     if parser is None:
         raise RequestError(
@@ -74,17 +73,13 @@ def _message(item: Mapping[str, Any], path: str) -> Item:
     return parsed
 
 
-def _reasoning(item: Mapping[str, Any], path: str, budget: Budget) -> Item:
+def _reasoning(item: Mapping[str, Any], path: str) -> Item:
     parsed: Item = {"id": read_id(item, "rs"), "type": "reasoning"}
     for key, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
         texts = _reasoning_texts(item.get(key), f"{path}.{key}")
         parsed[key] = [{"type": kind, "text": text} for text in texts]
-    encrypted = item.get("encrypted_content")
-    if isinstance(encrypted, str):
-        parsed["encrypted_content"] = encrypted
-        if not (parsed["content"] or parsed["summary"]):
-            text = unseal(encrypted, f"{path}.encrypted_content", budget)
-            parsed["content"] = [{"type": "reasoning_text", "text": text}] if text else []
+    if isinstance(item.get("encrypted_content"), str):
+        parsed["encrypted_content"] = item["encrypted_content"]
     parsed["status"] = read_status(item)
     return parsed
 
@@ -120,12 +115,9 @@ def _item_reference(item: Mapping[str, Any], path: str) -> Item:
     return {"type": "item_reference", "id": read_string(item, "id", path)}
 
 
-_SEALED_PARSERS: dict[str, Callable[[Mapping[str, Any], str, Budget], Item]] = {
-    "reasoning": _reasoning,
-    "compaction": _compaction,
-}
 _PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
     "message": _message,
+    "reasoning": _reasoning,
     "item_reference": _item_reference,
     "compaction_trigger": _compaction_trigger,
     **client_items.PARSERS,

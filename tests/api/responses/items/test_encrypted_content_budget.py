@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
-import time
 import zlib
 from typing import Any
 
@@ -14,7 +12,6 @@ from chorale.api.responses.items import encrypted_content
 from chorale.api.responses.items.encrypted_content import MAX_BYTES, Budget, seal, unseal
 from chorale.api.responses.items.input import parse_items
 from chorale.errors import RequestError
-from tests.support.responses import HELLO, serve
 
 BOMB = "chorale1." + base64.b64encode(zlib.compress(b"a" * (MAX_BYTES - 1), 9)).decode()
 
@@ -46,28 +43,21 @@ class _Metered:
         return found
 
 
-def item(kind: str, text: str = BOMB) -> dict[str, Any]:
-    return {"type": kind, "encrypted_content": text} | ({"summary": []} if kind == "reasoning" else {})
+def item(text: str = BOMB) -> dict[str, Any]:
+    return {"type": "compaction", "encrypted_content": text}
 
 
-@pytest.mark.parametrize("kind", ["reasoning", "compaction"])
-@pytest.mark.parametrize("count", [2, 25, 100, 3000])
+@pytest.mark.parametrize("count", [2, 3000])
 def test_at_most_the_budget_is_unpacked_for_any_number_of_items(
-    kind: str, count: int, monkeypatch: pytest.MonkeyPatch
+    count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meter = Meter()
     monkeypatch.setattr(encrypted_content, "zlib", meter)
     with pytest.raises(RequestError) as caught:
-        parse_items([item(kind)] * count)
+        parse_items([item()] * count)
     assert caught.value.param == "input[1].encrypted_content"
     assert caught.value.code == "string_above_max_length"
     assert meter.unpacked <= MAX_BYTES + 1
-
-
-def test_many_items_within_the_budget_are_read() -> None:
-    texts = [f"thought {number}. " * 100 for number in range(1000)]
-    items = parse_items([item("reasoning", seal(text)) for text in texts])
-    assert [each["content"][0]["text"] for each in items] == texts
 
 
 def test_the_budget_is_exact() -> None:
@@ -94,12 +84,3 @@ def test_a_sealed_text_over_the_limit_is_refused_before_decoding(
 def test_an_incompressible_text_of_the_whole_budget_is_read() -> None:
     text = base64.b64encode(zlib.compress(b"x") + bytes(range(256)) * 12_000).decode()[: MAX_BYTES - 1]
     assert unseal(seal(text), "x") == text
-
-
-@pytest.mark.parametrize("kind", ["reasoning", "compaction"])
-async def test_over_http_too_many_sealed_texts_are_refused_quickly(kind: str) -> None:
-    async with serve(HELLO) as server:
-        began = time.process_time()  # CPU time of the process, which has client and server
-        status, body = await server.post(input=[item(kind)] * 100)
-        assert (status, body["error"]["code"]) == (400, "string_above_max_length"), json.dumps(body)
-        assert time.process_time() - began < 5
