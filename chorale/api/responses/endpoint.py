@@ -1,7 +1,12 @@
-"""/v1/responses: create a response (blocking, streaming or in the background), and count input tokens."""
+"""/v1/responses: create a response (blocking, streaming or in the background), and count input tokens;
+read, stream, cancel or delete one by its id, or list its input.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
 
@@ -13,17 +18,22 @@ from starlette.types import Receive, Scope, Send
 from chorale.api.http.auth import owner_of
 from chorale.api.http.offload import is_heavy
 from chorale.api.http.responses import EventStream, json_response, large_response, read_as, until_disconnect
-from chorale.api.responses import by_id
-from chorale.api.responses.background.follow import follow
+from chorale.api.http.sse import DONE, Frame, framed
+from chorale.api.responses.background.follow import follow, not_found
 from chorale.api.responses.background.job import Job
-from chorale.api.responses.by_id import event_stream
 from chorale.api.responses.compact import compact
-from chorale.api.responses.dialects import dialect_of, translate_body
+from chorale.api.responses.dialects import dialect_of, translate_body, translate_items
+from chorale.api.responses.pages import PageQuery, check_include, check_names, page, read_flag, read_number
 from chorale.api.responses.prepare import build_prompt
 from chorale.api.responses.request import ResponsesRequest, packed_request, parse_request
 from chorale.api.responses.run import Run, begin
 from chorale.api.responses.translate import RenderOptions
 from chorale.api.state import ServerState, check_model, select_model
+from chorale.errors import RequestError
+from chorale.store.protocol import StoredResponse
+
+_CANCEL_SECONDS = 5.0  # longest wait for the job to store its end; after that, the store ends the response
+_STREAM_ONLY = ("starting_after", "include_obfuscation")
 
 
 def routes(state: ServerState) -> list[Route]:
@@ -32,10 +42,10 @@ def routes(state: ServerState) -> list[Route]:
         Route("/v1/responses", partial(create, state), methods=["POST"]),
         Route("/v1/responses/input_tokens", partial(count_tokens, state), methods=["POST"]),
         Route("/v1/responses/compact", partial(compact, state), methods=["POST"]),
-        Route(one, partial(by_id.retrieve, state), methods=["GET"]),
-        Route(one, partial(by_id.delete, state), methods=["DELETE"]),
-        Route(f"{one}/cancel", partial(by_id.cancel, state), methods=["POST"]),
-        Route(f"{one}/input_items", partial(by_id.input_items, state), methods=["GET"]),
+        Route(one, partial(retrieve, state), methods=["GET"]),
+        Route(one, partial(delete, state), methods=["DELETE"]),
+        Route(f"{one}/cancel", partial(cancel, state), methods=["POST"]),
+        Route(f"{one}/input_items", partial(input_items, state), methods=["GET"]),
     ]
 
 
@@ -98,3 +108,75 @@ async def _launch(state: ServerState, run: Run, request: bytes | None) -> None:
     except BaseException:
         await run.release()
         raise
+
+
+# --------------------------------------------------------------------------- by id
+
+
+async def retrieve(state: ServerState, request: Request) -> Response:
+    """Returns the response, or with ``stream=true`` its events after ``starting_after``."""
+    query = request.query_params
+    check_names(query, "stream", "include", "include[]", *_STREAM_ONLY)
+    check_include(query)
+    dialect = dialect_of(request, state.config)
+    after, obfuscate = read_number(query, "starting_after", -1), read_flag(query, "include_obfuscation")
+    if not read_flag(query, "stream"):
+        if after >= 0:
+            raise RequestError("'starting_after' needs 'stream=true'", param="starting_after")
+        body = (await _stored(state, request)).to_object()
+        return await large_response(lambda: translate_body(body, dialect), heavy=is_heavy(body))
+    options = RenderOptions(dialect, obfuscate, after)
+    return event_stream(follow(state, _id(request), owner_of(request), options), options)
+
+
+async def cancel(state: ServerState, request: Request) -> Response:
+    """Cancels a background response. One that has ended is returned unchanged."""
+    stored = await _stored(state, request)
+    if not stored.body.get("background"):
+        raise RequestError("only responses with 'background' can be cancelled", param="response_id")
+    job = state.background.find(stored.id)
+    if job is not None:
+        job.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                await job.ended()
+    ended = await state.store.background.end(stored.id, stored.owner, "cancelled")
+    if ended is None:
+        raise not_found(stored.id)
+    return json_response(translate_body(ended.to_object(), dialect_of(request, state.config)))
+
+
+async def delete(state: ServerState, request: Request) -> Response:
+    """Deletes a response, and stops it if it is running."""
+    response_id = _id(request)
+    if not await state.store.delete(response_id, owner_of(request)):
+        raise not_found(response_id)
+    job = state.background.find(response_id)
+    if job is not None:
+        job.stop()
+    return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
+
+
+async def input_items(state: ServerState, request: Request) -> Response:
+    """Returns a page of the response's input without its history, newest first unless ``order=asc``."""
+    query = PageQuery.read_for_items(request.query_params)
+    stored = await _stored(state, request)
+    items = translate_items([entry.item for entry in stored.input], dialect_of(request, state.config))
+    return json_response(page(items, query, "an item of this response's input"))
+
+
+def event_stream(source: AsyncGenerator[list[Frame]], options: RenderOptions) -> EventStream:
+    """Returns the SSE body. Open Responses ends a stream with ``[DONE]``, OpenAI does not."""
+    return EventStream(framed(source, DONE if options.dialect == "open-responses" else b""))
+
+
+def _id(request: Request) -> str:
+    return str(request.path_params["response_id"])
+
+
+async def _stored(state: ServerState, request: Request) -> StoredResponse:
+    response_id = _id(request)
+    stored = await state.store.get(response_id, owner_of(request))
+    if stored is None:
+        raise not_found(response_id)
+    return stored
