@@ -6,10 +6,8 @@ import re
 
 import pytest
 
-from chorale.client.base import EngineStatus
 from chorale.config.seeds import choice_seed
 from chorale.engine.types import SamplingSpec, TokenChunk
-from chorale.errors import EngineDeadError, EngineLoadingError, QueueFullError
 from chorale.turns.events import Fold, ItemClosed, ItemDelta, ItemOpened, TurnEnded, TurnProgress
 from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.scripted import (
@@ -123,26 +121,6 @@ def test_no_answer_is_forced_without_tokens_left() -> None:
     fold = run(lambda: turn(client, sampling=sampling))[0]
     assert len(client.requests) == 1
     assert fold.ended.reason == "length"
-
-
-def test_an_answer_is_forced_for_one_choice_among_several() -> None:
-    def source(request: object, index: int) -> Script:
-        if len(client.requests) > 1:
-            return Script(ids("forced<|return|>"))
-        return Script(ids([FINAL + "direct<|return|>", ANALYSIS + "only<|return|>"][index]))
-
-    client = ScriptedClient(source)
-    folds = run(lambda: turn(client, n=2))
-    assert [fold.text("message") for fold in folds] == ["direct", "forced"]
-
-
-def test_parallel_tool_calls_false_ends_after_the_first_call() -> None:
-    text = call("f", '{"n":1}') + "<|call|><|start|>assistant" + call("f", '{"n":2}') + "<|call|>"
-    client = playing(text)
-    fold = run(lambda: turn(client, functions=["f"], parallel_tool_calls=False))[0]
-    assert [i.text for i in fold.items] == ['{"n":1}']
-    assert fold.ended.reason == "tool_calls"
-    assert client.aborted == ["r"]
 
 
 @pytest.mark.parametrize(
@@ -282,41 +260,10 @@ def test_each_choice_ends_by_itself() -> None:
 # --------------------------------------------------------------------------- errors and leaving
 
 
-def test_errors_before_the_first_event_are_raised() -> None:
-    client = playing("", error=EngineDeadError("gone"))
-    with pytest.raises(EngineDeadError):
-        run(lambda: turn(client))
-    loading = playing(FINAL)
-    loading.max_in_flight = 0
-    with pytest.raises(QueueFullError):
-        run(lambda: turn(loading))
-    loading.status_value = EngineStatus("loading")
-    with pytest.raises(EngineLoadingError):
-        run(lambda: turn(loading))
-
-
-def test_errors_after_the_first_event_end_the_turn() -> None:
-    fold = one(FINAL + "partial", error=EngineDeadError("gone"))
-    assert shape(fold) == [("message", "final_answer", "partial", "incomplete")]
-    assert fold.ended.reason == "error"
-    assert isinstance(fold.ended.error, EngineDeadError)
-
-
 def test_an_engine_error_of_one_choice() -> None:
     fold = one(FINAL + "x", finish_reason="error")
     assert fold.ended.reason == "error"
     assert fold.items[0].status == "incomplete"
-
-
-async def test_leaving_early_aborts_the_request() -> None:
-    client = playing(FINAL + "a b c d", hang=True)
-
-    events = batches(client)
-    async for _ in events:
-        break
-    await events.aclose()  # type: ignore[attr-defined]
-
-    assert client.aborted == ["r"]
 
 
 async def test_an_external_abort_ends_the_turn() -> None:

@@ -5,7 +5,6 @@ The allowed tokens make control tokens frequent, so most turns are malformed in 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,7 +16,7 @@ from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits
 from tests.support.engine.fake_executor import FakeExecutor, FakeModel
 from tests.support.local_client import LocalClient
-from tests.support.scripted import events_of, fold_chat, ids, of_body, without_ids
+from tests.support.scripted import events_of, ids
 from tests.support.server import VOCAB, Server, served
 
 LIMITS = EngineLimits(
@@ -45,32 +44,6 @@ async def with_engine(**config: Any) -> AsyncIterator[Server]:
             yield server
     finally:
         await client.close()
-
-
-async def test_the_folded_stream_equals_the_body_for_the_same_seed() -> None:
-    async def one(server: Server, seed: int) -> None:
-        fields: dict[str, Any] = {
-            "seed": seed,
-            "allowed_token_ids": ALLOWED,
-            "max_tokens": 80,
-            "tools": TOOLS,
-            "n": 2 if seed % 4 == 0 else 1,
-            "temperature": seed % 3,
-            "stop": ["tide turned"] if seed % 2 else None,
-        }
-        body = (await server.chat(**fields)).json()
-        stream = await server.chat(stream=True, stream_options={"include_usage": True}, **fields)
-        chunks = events_of(stream)
-        folded = fold_chat(chunks)
-        for choice in body["choices"]:
-            assert without_ids(folded[choice["index"]]) == without_ids(of_body(choice))
-        usage, streamed = body["usage"], chunks[-1]["usage"]
-        assert streamed["completion_tokens"] == usage["completion_tokens"]
-        assert streamed["prompt_tokens_details"]["cached_tokens"] > 0  # the second identical call
-
-    async with with_engine(stream_interval=3) as server:
-        await asyncio.gather(*(one(server, seed) for seed in range(24)))
-        assert server.client.num_in_flight == 0
 
 
 async def test_completions_of_several_prompts_have_all_logprobs() -> None:
