@@ -58,7 +58,7 @@ async def test_an_idle_server_admits_requests_that_fit_and_refuses_larger_ones(s
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_busy_server_refuses_all_prompts_of_a_request_that_does_not_fit(stream: bool) -> None:
-    async with with_engine(step_seconds=0.002) as server:
+    async with with_engine(step_seconds=0.001) as server:
         running = asyncio.create_task(server.complete(["a"] * 2, **LONG))
         await until(lambda: server.client.num_in_flight >= 2)
         refused = await server.complete(["a"] * 11, max_tokens=3, stream=stream)

@@ -58,4 +58,4 @@ def test_a_fast_start_does_not_excuse_a_slow_end(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("rate", [0, 1000])
 def test_time_spent_by_the_server_does_not_count(monkeypatch: pytest.MonkeyPatch, rate: int) -> None:
     monkeypatch.setattr(request_limits, "RATE_SECONDS", 0.3)
-    asyncio.run(read(body_of(8, 0.0, rate), server_pause=0.1))
+    asyncio.run(read(body_of(5, 0.0, rate), server_pause=0.1))

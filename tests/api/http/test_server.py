@@ -24,6 +24,7 @@ from chorale.api.app import create_app
 from chorale.api.listening import bind_sockets
 from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
+from chorale.serve.http import server as server_module
 from chorale.serve.http import tls
 from chorale.serve.http.server import _Server
 from chorale.serve.http.tls import check_tls
@@ -263,7 +264,10 @@ async def test_during_the_drain_grace_ready_is_503_and_requests_are_served() -> 
 
 
 @pytest.mark.parametrize("twice", [False, True])
-async def test_requests_that_outlast_the_shutdown_timeout_are_cut(twice: bool) -> None:
+async def test_requests_that_outlast_the_shutdown_timeout_are_cut(
+    twice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_CUT_SECONDS", 0.1)
     probe = Probe()
     timeout = 60.0 if twice else 0.3
     async with (

@@ -160,9 +160,9 @@ async def test_comments_are_sent_only_during_silence() -> None:
 
     async def source() -> AsyncGenerator[bytes]:
         yield b"first"
-        await asyncio.sleep(0.35)
+        await asyncio.sleep(0.25)
         for _ in range(20):
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.001)
             yield b"t"
 
     await wire.play(EventStream(source()), 0.2)
@@ -224,8 +224,8 @@ async def test_every_streaming_endpoint_sends_comments_during_silence(
     path: str, body: dict[str, Any], end: bytes
 ) -> None:
     """Before the first token, and between tokens that cause no event."""
-    slow = scripted((200005, 17196, 200008, 13225, 200002), delay=0.12)
-    async with served(slow, sse_keep_alive_interval=0.1, listens=True) as server:
+    slow = scripted((200005, 17196, 200008, 13225, 200002), delay=0.06)
+    async with served(slow, sse_keep_alive_interval=0.05, listens=True) as server:
         answer = await call(server.port, "POST", path, {"model": "demo", "stream": True, **body})
         assert answer.status == 200
         assert answer.body.count(b": keep-alive\n\n") >= 2

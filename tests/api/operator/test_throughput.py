@@ -78,9 +78,11 @@ async def test_a_server_logs_unless_disabled(disabled: bool, caplog: pytest.LogC
     with caplog.at_level(logging.INFO, "chorale.stats"):
         client = scripted([1] * 5, hang=True)
         request = GenerateRequest(request_id="r", prompt_token_ids=[1, 2, 3])
-        async with served(client, log_stats_interval=0.1, disable_log_stats=disabled, listens=True) as server:
+        async with served(
+            client, log_stats_interval=0.05, disable_log_stats=disabled, listens=True
+        ) as server:
             generating = server.state.client.submit(request)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.2)
             await generating.aclose()
     lines = [record.getMessage() for record in caplog.records if record.name == "chorale.stats"]
     assert bool(lines) != disabled
