@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from chorale.engine.types import GenerateRequest
 from chorale.errors import EngineError
 from tests.support.browsers.chat_page import (
@@ -129,15 +127,22 @@ def test_all_conversations_are_exported_deleted_and_imported(tab: Tab) -> None:
     assert "answer 1" in prompts(server.client)[-1]
 
 
-@pytest.mark.parametrize(
-    "text", ["no JSON", '{"format": "other"}', '{"format": "chorale-conversations", "version": 1,'
-             ' "conversations": [{"id": "a", "title": "t", "updated": 1, "chosen": {}, "messages": [{}]}]}'],
-)  # fmt: skip
-def test_a_damaged_import_adds_nothing(tab: Tab, text: str) -> None:
+DAMAGED = (
+    "no JSON",
+    '{"format": "other"}',
+    '{"format": "chorale-conversations", "version": 1,'
+    ' "conversations": [{"id": "a", "title": "t", "updated": 1, "chosen": {}, "messages": [{}]}]}',
+)
+
+
+def test_a_damaged_import_adds_nothing(tab: Tab) -> None:
     with in_thread(numbered()) as server:
-        give_file(opened(tab, url(server)), "#import-file", ("export.json", text))
-        tab.until("document.getElementById('toast').textContent.startsWith('Import failed.')")
-        assert tab.value(TITLES) == []
+        page = opened(tab, url(server))
+        for text in DAMAGED:
+            tab.value("document.getElementById('toast').textContent = ''")
+            give_file(page, "#import-file", ("export.json", text))
+            tab.until("document.getElementById('toast').textContent.startsWith('Import failed.')")
+            assert tab.value(TITLES) == []
 
 
 # --------------------------------------------------------------------------- branches
