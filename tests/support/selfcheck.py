@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Ops
 from chorale.kernels.reference.ops import REFERENCE_OPS
+from chorale.measure.selfcheck.check import Plan
 from chorale.measure.selfcheck.device.machine import Machine
 from chorale.measure.selfcheck.recorded import Draw, Position, Recording, Sequence
 from chorale.model import gpt_oss, rope
@@ -27,16 +29,18 @@ from tests.support.runtime import make_engine
 Patch = Callable[[pytest.MonkeyPatch], Ops]
 
 
-def machine_of(folder: Path, ops: Ops = REFERENCE_OPS, **fields: Any) -> Machine:
+def machine_of(
+    folder: Path, ops: Ops = REFERENCE_OPS, recording: Recording | None = None, **fields: Any
+) -> Machine:
     model = ModelConfig.load(folder)
     settings: dict[str, Any] = {
         "dtype": torch.float32,
         "kv_dtype": torch.float32,
-        "quick": True,
         "max_model_len": 1024,
         **fields,
     }
     return Machine(
+        plan=Plan((), EngineConfig(), quick=True, recording=recording or Recording()),
         folder=folder,
         model=model,
         checkpoint=Checkpoint(folder, model),

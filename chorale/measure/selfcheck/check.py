@@ -52,8 +52,13 @@ class Plan:
     tls: bool = False
     quick: bool = False
     has_accelerator: bool = False
-    is_slow: bool = False  # a full-size model without an accelerator
+    is_slow: bool = False  # a full-size model without an accelerator: a few thousand tokens take minutes
     recording: Recording = field(default_factory=Recording)
+
+    @property
+    def few(self) -> bool:
+        """Returns whether the checks use few rows and tokens."""
+        return self.is_slow or self.quick
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def _outcomes(plan: Plan) -> Iterator[Outcome]:
             if fault:
                 raise Skipped(f"the checkpoint or the device cannot be opened: {fault}")
             if machine is None:
-                machine = open_machine(plan.config, quick=plan.quick, recording=plan.recording)
+                machine = open_machine(plan)
             yield outcome_of(check.name, check.function(machine), begin)
         except Exception as error:
             fault = fault or ("" if machine is not None else str(error).partition("\n")[0])

@@ -54,11 +54,12 @@ def _server_outcomes(checks: Sequence[Check], plan: Plan) -> Iterator[Check | Ou
 async def run_one(check: Check, function: ServerCheck, server: Server) -> Outcome:
     """Runs one check of a server with its time limit. Any exception becomes its outcome."""
     begin = time.perf_counter()
+    result: Found | Exception
     try:
         async with asyncio.timeout(check.seconds):
-            return outcome_of(check.name, await function(server), begin)
+            result = await function(server)
     except TimeoutError:
-        fault = Failed(f"took longer than {check.seconds:.0f} s; {server.log_tail()}")
-        return outcome_of(check.name, fault, begin)
+        result = Failed(f"took longer than {check.seconds:.0f} s; {server.log_tail()}")
     except Exception as error:
-        return outcome_of(check.name, error, begin)
+        result = error
+    return outcome_of(check.name, result, begin)

@@ -19,7 +19,7 @@ from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.kernels.reference.sampling import sampling as reference_sampling
 from chorale.kernels.reference.sampling.sampling import ReferenceSampler
 from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
-from chorale.measure.selfcheck.check import Failed
+from chorale.measure.selfcheck.check import Failed, Plan
 from chorale.measure.selfcheck.device import sampling as sampling_check
 from chorale.measure.selfcheck.device.kernels import check_kernels
 from chorale.measure.selfcheck.device.logprobs import check_answers, check_logprobs, named_tokens
@@ -93,7 +93,7 @@ def test_correct_ops_pass(folder: Path, dtype: torch.dtype, kv_dtype: torch.dtyp
 def test_the_precision_that_is_served_is_checked(folder: Path, precision: str) -> None:
     config = EngineConfig(model=str(folder), device="cpu", ops="cpu", max_model_len=1024)
     config = replace(config, cpu_precision=precision)
-    machine = open_machine(config, quick=True, recording=Recording())
+    machine = open_machine(Plan((), config, quick=True))
     facts = check_kernels(machine).facts
     assert (facts["moe"]["error"] > 1e-3) == (precision == "int8")
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from chorale.cli.commands.measure.selfcheck import line, summary, to_json
 from chorale.cli.main import main
 from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
 from chorale.measure.selfcheck import child
 from chorale.measure.selfcheck.check import Check, Failed, Outcome, Plan, Skipped, outcome_of
-from chorale.measure.selfcheck.report import line, summary, to_json
 from chorale.measure.selfcheck.table import CHECKS, NAMES, select
 from tests.support.processes import is_running
 
@@ -137,7 +137,7 @@ def test_the_report_shows_outcomes_remedies_and_counts(capsys: pytest.CaptureFix
     assert "not checked: random" in line(left, 80)
     assert summary([bad, good, left], 3.4) == "1 checks passed, 1 skipped, 1 FAILED: kernels; 3 s"
     assert summary([good], 3.4) == "1 checks passed, none failed; 3 s"
-    found = to_json([bad, good], 3.4, "demo", {}, "1")
+    found = to_json([bad, good], 3.4, "demo")
     assert json.loads(json.dumps(found))["ok"] is False
     assert found["checks"][0]["remedy"]
     assert found["checks"][1]["remedy"] is None

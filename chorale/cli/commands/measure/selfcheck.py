@@ -8,8 +8,12 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from chorale.config.options.parse import flag_names
 from chorale.config.options.parser import Parser, whole_names
@@ -20,7 +24,6 @@ from chorale.machine.folders import write_whole
 from chorale.machine.platforms import find_platform
 from chorale.machine.signals import signals_as_exceptions
 from chorale.measure.selfcheck.check import Check, Outcome, Plan
-from chorale.measure.selfcheck.report import line, summary, to_json
 from chorale.measure.selfcheck.run import run_checks
 from chorale.measure.selfcheck.table import CHECKS, select
 from chorale.model.config import ModelConfig
@@ -29,6 +32,8 @@ from chorale.runtime.sizing.memory import SMALL_PARAMETERS
 from chorale.version import __version__
 
 _MOST_WIDTH = 110
+SHOWN = {"ok": "OK", "failed": "FAILED", "skipped": "skipped"}
+_CHECKS = {check.name: check for check in CHECKS}
 # The private server stores responses in memory only.
 _PRIVATE = ("--response-store", ":memory:", "--shutdown-timeout", "0", "--max-logprobs", "20")
 
@@ -77,8 +82,7 @@ def run(arguments: list[str]) -> int:
     seconds = time.perf_counter() - begin
     screen.say(summary(outcomes, seconds))
     if given.json is not None:
-        found = to_json(outcomes, seconds, settings.engine.model, fingerprint(), __version__)
-        _write(given.json, json.dumps(found, indent=1))
+        _write(given.json, json.dumps(to_json(outcomes, seconds, settings.engine.model), indent=1))
     return 1 if any(each.verdict == "failed" for each in outcomes) else 0
 
 
@@ -104,6 +108,49 @@ def _plan(given: argparse.Namespace, rest: list[str], settings: Settings, chosen
         has_accelerator=has_accelerator,
         is_slow=not has_accelerator and not is_small,
     )
+
+
+def line(outcome: Outcome, width: int) -> str:
+    """Returns an outcome as text: verdict, name, seconds, purpose, result, and a remedy if it failed."""
+    check, is_skipped = _CHECKS[outcome.name], outcome.verdict == "skipped"
+    head = f"{SHOWN[outcome.verdict]:<8} {outcome.name:<12} {outcome.seconds:7.1f} s  "
+    texts = [check.proves, f"not checked: {outcome.detail}" if is_skipped else outcome.detail]
+    if outcome.verdict == "failed":
+        texts.append(f"to do: {check.remedy}")
+    indent = " " * len(head)
+    wrapper = textwrap.TextWrapper(
+        max(width, len(head) + 30), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
+    shown = ["".join(c if c.isprintable() else " " for c in text) for text in texts]
+    return head + "\n".join(wrapper.fill(text) for text in shown).removeprefix(indent)
+
+
+def summary(outcomes: Sequence[Outcome], seconds: float) -> str:
+    counts = {name: sum(each.verdict == name for each in outcomes) for name in SHOWN}
+    skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
+    failed = [each.name for each in outcomes if each.verdict == "failed"]
+    end = f"{len(failed)} FAILED: {', '.join(failed)}" if failed else "none failed"
+    return f"{counts['ok']} checks passed{skipped}, {end}; {seconds:.0f} s"
+
+
+def to_json(outcomes: Sequence[Outcome], seconds: float, model: str) -> dict[str, Any]:
+    return {
+        "kind": "selfcheck",
+        "version": __version__,
+        "model": model,
+        "machine": fingerprint(),
+        "seconds": round(seconds, 1),
+        "ok": not any(each.verdict == "failed" for each in outcomes),
+        "checks": [
+            {
+                **asdict(each),
+                "proves": _CHECKS[each.name].proves,
+                "seconds": round(each.seconds, 2),
+                "remedy": _CHECKS[each.name].remedy if each.verdict == "failed" else None,
+            }
+            for each in outcomes
+        ],
+    }
 
 
 def _write(target: str, text: str) -> None:

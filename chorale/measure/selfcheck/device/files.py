@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from chorale.harmony.vocab import load_vocabulary
 from chorale.measure.selfcheck.check import Failed, Found, Skipped
-from chorale.measure.selfcheck.device.hub_hashes import has_hash, published_hash
 from chorale.measure.selfcheck.device.machine import Machine
 from chorale.model.config import RopeConfig
 from chorale.model.demo.compare import changed_tensors, is_demo
 
 _SMALL = ("config.json", "generation_config.json", "model.safetensors.index.json")
+_HASH = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")  # sha256 of large files, git's sha1 of small ones
 _MOST_THREADS = 8
 _CONSTANTS = {"sliding_window": 128, "head_dim": 64, "num_experts_per_tok": 4, "swiglu_limit": 7.0,
               "swiglu_alpha": 1.702, "rms_norm_eps": 1e-5}  # fmt: skip
@@ -54,7 +57,7 @@ def check_checksums(machine: Machine) -> Found:
     load_vocabulary()  # verifies its own hash
     paths = [file.path for file in machine.checkpoint.files]
     paths += [path for name in _SMALL if (path := machine.folder / name).is_file()]
-    published = {path: digest for path in paths if (digest := published_hash(path)) is not None}
+    published = {path: digest for path in paths if (digest := _published_hash(path)) is not None}
     if not published and is_demo(machine.checkpoint, machine.model):
         if changed := changed_tensors(machine.checkpoint):
             raise Failed(f"{len(changed)} tensors differ from the archive's: {', '.join(changed[:3])}")
@@ -67,12 +70,37 @@ def check_checksums(machine: Machine) -> Found:
             " no .cache/huggingface with hashes next to them"
         )
     with ThreadPoolExecutor(_MOST_THREADS) as pool:
-        found = zip(published, pool.map(has_hash, published, published.values()), strict=True)
+        found = zip(published, pool.map(_has_hash, published, published.values()), strict=True)
         wrong = [path.name for path, is_same in found if not is_same]
     if wrong:
         raise Failed(f"the content of {', '.join(wrong)} is not what the hub has published")
     more = f"; {len(paths) - len(published)} others have none" if len(published) < len(paths) else ""
     return Found(f"hashes of {len(published)} files are the published ones{more}", {"files": len(published)})
+
+
+def _published_hash(path: Path) -> str | None:
+    """Returns the hash that the hub named when the file was downloaded, or None if nothing here says it."""
+    target = path.resolve()
+    if target.parent.name == "blobs" and _HASH.fullmatch(target.name):
+        return target.name  # the cache names files by it
+    for folder in (path.parent, path.parent.parent):
+        place = folder / ".cache" / "huggingface" / "download" / path.relative_to(folder)
+        try:
+            lines = place.with_name(place.name + ".metadata").read_text("ascii").split()
+        except (OSError, ValueError):
+            continue
+        if len(lines) >= 2 and _HASH.fullmatch(lines[1]):
+            return lines[1]
+    return None
+
+
+def _has_hash(path: Path, digest: str) -> bool:
+    """Returns whether the file's content has the hash. Reads all of it."""
+    if len(digest) == 40:  # of a small file
+        data = path.read_bytes()
+        return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest() == digest
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == digest
 
 
 def check_values(machine: Machine) -> Found:

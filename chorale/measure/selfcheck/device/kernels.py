@@ -182,7 +182,7 @@ class _Pair:
     def head(self, machine: Machine, norm: torch.Tensor, x: torch.Tensor) -> None:
         head, eps = machine.read("head"), machine.model.rms_norm_eps
         packed = self._own.pack_head(head.to(machine.dtype))
-        for rows in _HEAD_ROWS[: 2 if machine.is_slow else None]:
+        for rows in _HEAD_ROWS[: 2 if machine.plan.is_slow else None]:
             index = torch.arange(rows, device=x.device) * (len(x) // rows)
             for what, given in (("", x), (_SMALL, small(x, eps))):
                 found = self._own.lm_head(given.clone(), index, norm, packed, eps)
@@ -193,7 +193,7 @@ class _Pair:
 
 def _run(machine: Machine) -> dict[str, list[_Error]]:
     config, reference = machine.model, Reference(machine)
-    few = machine.is_slow or machine.quick
+    few = machine.plan.few
     length = min(_FEW_TOKENS if few else _TOKENS, machine.max_model_len)
     sequence = PagedSequences([length], machine.block_size, machine.device)
     kv, exact_kv = (sequence.pool(config, dtype) for dtype in (machine.kv_dtype, torch.float32))
@@ -218,7 +218,7 @@ def _run(machine: Machine) -> dict[str, list[_Error]]:
     pair.where = "the output"
     pair.head(machine, reference.norm, x)
     lengths = [length for length in _LONG if length <= machine.max_model_len]
-    for length in lengths[: 1 if machine.quick or machine.device.type == "cpu" else None]:
+    for length in lengths[: 1 if machine.plan.quick or machine.device.type == "cpu" else None]:
         for shape in model.shapes:
             _long_attention(machine, pair, shape, length)
     return pair.errors

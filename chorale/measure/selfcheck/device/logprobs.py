@@ -45,7 +45,7 @@ _ANSWER_MEAN, _ANSWER_WORST = 0.001, 0.03
 
 def check_logprobs(machine: Machine) -> Found:
     """Raises ``Failed`` naming the kinds of positions that are off, and ``Skipped`` without a recording."""
-    sequences = machine.recording.sequences
+    sequences = machine.plan.recording.sequences
     if not sequences:
         raise Skipped("the server recorded no log-probabilities")
     if machine.int8:

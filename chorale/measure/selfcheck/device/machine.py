@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from chorale.config.engine import EngineConfig
 from chorale.kernels import select_ops
 from chorale.kernels.ops import Ops
-from chorale.measure.selfcheck.recorded import Recording
+from chorale.measure.selfcheck.check import Plan
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import LayerWeights
 from chorale.model.hub import resolve_model
 from chorale.model.weights import packed_layers
 from chorale.runtime.device import DTYPES, open_device
-from chorale.runtime.sizing.memory import SMALL_PARAMETERS
 from chorale.runtime.sizing.resolve import cpu_precision, default_threads, resolve
 
 
@@ -26,6 +24,7 @@ from chorale.runtime.sizing.resolve import cpu_precision, default_threads, resol
 class Machine:
     """The inputs of the device checks."""
 
+    plan: Plan
     folder: Path
     model: ModelConfig
     checkpoint: Checkpoint
@@ -37,13 +36,6 @@ class Machine:
     max_model_len: int
     fp8_activations: bool = False
     int8: bool = False  # the CPU ops round inputs and weights of products to 8 bits
-    quick: bool = False
-    recording: Recording = field(default_factory=Recording)
-
-    @property
-    def is_slow(self) -> bool:
-        """Returns whether a few thousand tokens take minutes: a full-size model without an accelerator."""
-        return self.device.type == "cpu" and self.model.num_parameters > SMALL_PARAMETERS
 
     @property
     def is_exact(self) -> bool:
@@ -67,8 +59,9 @@ class Machine:
         return replace(self, folder=folder, model=model, checkpoint=Checkpoint(folder, model))
 
 
-def open_machine(config: EngineConfig, *, quick: bool, recording: Recording) -> Machine:
+def open_machine(plan: Plan) -> Machine:
     """Opens the device and the checkpoint. Raises the same ``ChoraleError`` as an engine start."""
+    config = plan.config
     folder = resolve_model(config.model, revision=config.revision, download_dir=config.download_dir)
     model = ModelConfig.load(folder)
     device = open_device(config.device, config.num_threads or default_threads(model.num_parameters))
@@ -86,6 +79,7 @@ def open_machine(config: EngineConfig, *, quick: bool, recording: Recording) -> 
         precision=precision if ops.name == "cpu" else None,
     )
     return Machine(
+        plan=plan,
         folder=folder,
         model=model,
         checkpoint=Checkpoint(folder, model),
@@ -97,6 +91,4 @@ def open_machine(config: EngineConfig, *, quick: bool, recording: Recording) -> 
         max_model_len=resolved.limits.max_model_len,
         fp8_activations=config.moe_activation_dtype == "fp8",
         int8=ops.name == "cpu" and precision == "int8",
-        quick=quick,
-        recording=recording,
     )

@@ -25,7 +25,7 @@ _NEVER = frozenset(RESERVED_IDS)
 
 def check_sampling(machine: Machine) -> Found:
     """Raises ``Failed`` for a token without the largest score, and ``Skipped`` without sampled tokens."""
-    recording = machine.recording
+    recording = machine.plan.recording
     if not recording.draws:
         raise Skipped("the server sampled no tokens")
     greedy = sum(map(_check_greedy, recording.sequences))

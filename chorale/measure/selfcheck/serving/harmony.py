@@ -43,7 +43,9 @@ async def check_harmony(server: Server) -> Found:
         if "<|" not in text:
             body = await server.post("/tokenize", {"prompt": text, "add_special_tokens": False})
             _check_ids(f"{text[:60]!r}", body["tokens"], ids)
-    choice = await server.chat(messages=known["messages"], tools=[_TOOL], max_tokens=1, return_token_ids=True)
+    choice = await server.choice(
+        "chat/completions", messages=known["messages"], tools=[_TOOL], max_tokens=1, return_token_ids=True
+    )
     _check_ids("the end of a chat", (choice["prompt_token_ids"] or [])[-len(known["chat"]) :], known["chat"])
     return Found(f"{len(known['texts'])} texts and a chat have their published tokens")
 
@@ -69,15 +71,9 @@ async def check_stops(server: Server) -> Found:
         ("a stop string over two tokens", word, {"stop": ["lohe"]}, cut),
         ("stop_token_ids", word, {"stop_token_ids": [word]}, ("stop", "", 1)),
     ]
+    asked = {"prompt": "The", "max_tokens": 8, "temperature": 0, "return_token_ids": True}
     for what, token, fields, expected in cases:
-        choice = await server.complete(
-            prompt="The",
-            max_tokens=8,
-            temperature=0,
-            logit_bias={str(token): _FORCED},
-            return_token_ids=True,
-            **fields,
-        )
+        choice = await server.choice("completions", logit_bias={str(token): _FORCED}, **asked, **fields)
         found = choice["finish_reason"], choice["text"], len(choice["token_ids"])
         if found != expected:
             raise Failed(f"{what}: finish reason, text and count are {found}, not {expected}")
@@ -91,13 +87,17 @@ async def check_grammar(server: Server) -> Found:
 
     async def one(seed: int) -> None:
         sampling = {"seed": seed, "temperature": 1.0, "max_tokens": 256}
-        answer = await server.chat(
-            messages=question, response_format=schema, thinking_token_budget=0, **sampling
+        answer = await server.choice(
+            "chat/completions", messages=question, response_format=schema, thinking_token_budget=0, **sampling
         )
         _check_look(answer["message"]["content"] or "", "answers of a chat")
-        raw = await server.complete(prompt="Look:", structured_outputs={"json": _LOOK}, **sampling)
+        raw = await server.choice(
+            "completions", prompt="Look:", structured_outputs={"json": _LOOK}, **sampling
+        )
         _check_look(raw["text"], "completions")
-        raw = await server.complete(prompt="Code:", structured_outputs={"regex": _PATTERN}, **sampling)
+        raw = await server.choice(
+            "completions", prompt="Code:", structured_outputs={"regex": _PATTERN}, **sampling
+        )
         if not re.fullmatch(_PATTERN, raw["text"]):
             raise Failed(f"an answer under a regular expression does not match it: {raw['text'][:80]!r}")
 

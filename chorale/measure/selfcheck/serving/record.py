@@ -29,11 +29,10 @@ async def check_record(server: Server) -> Found:
     ]
     own = [position.logprobs[0] for position in sequences[0].positions]
     perplexity = math.exp(-sum(own) / len(own))
-    few = plan.is_slow or plan.quick
     async with asyncio.TaskGroup() as group:  # rows of different lengths share steps
         tasks = [
             group.create_task(_scored(server, f"row {row} of several", _random(100 + row, 18 + 5 * row), 16))
-            for row in range(4 if few else 16)
+            for row in range(4 if plan.few else 16)
         ]
         draws = [
             group.create_task(_drawn(server, temperature, seed, top_k))
@@ -44,7 +43,7 @@ async def check_record(server: Server) -> Found:
     if not plan.is_slow:
         repeated = (english * 20)[: min(700 if plan.quick else 3500, server.max_model_len - 8)]
         sequences.append(await _scored(server, "English, repeated", repeated, 8))
-    for length in () if few else _LONG if plan.has_accelerator else _LONG[:1]:
+    for length in () if plan.few else _LONG if plan.has_accelerator else _LONG[:1]:
         if length <= server.max_model_len:
             tokens = _random(length, length - 16)
             sequences.append(await _scored(server, f"{length} tokens", tokens, 16, scores_prompt=False))
@@ -77,24 +76,17 @@ async def _scored(
 async def _drawn(server: Server, temperature: float, seed: int, top_k: int) -> Draw:
     fields = {"temperature": temperature, "seed": seed, "top_k": top_k or -1}
     fields |= {"top_p": 1, "min_p": 0, "repetition_penalty": 1}
-    return Draw(
-        temperature, seed, top_k, await _positions(server, _random(seed, 30), 48, _DRAWN_TOP, **fields)
-    )
+    positions = await _positions(server, _random(seed, 30), 48, _DRAWN_TOP, **fields)
+    return Draw(temperature, seed, top_k, positions)
 
 
 async def _positions(
     server: Server, prompt: list[int], count: int, top: int, **fields: Any
 ) -> list[Position]:
     """Returns the positions of the prompt, if they are requested, then those of ``count`` sampled tokens."""
-    choice = await server.complete(
-        prompt=prompt,
-        max_tokens=max(count, 1),
-        ignore_eos=True,
-        logprobs=top,
-        return_token_ids=True,
-        return_tokens_as_token_ids=True,
-        **fields,
-    )
+    asked = {"prompt": prompt, "max_tokens": max(count, 1), "ignore_eos": True, "logprobs": top, **fields}
+    with_ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    choice = await server.choice("completions", **asked, **with_ids)
     found = []
     for index, entry in enumerate(choice.get("prompt_logprobs") or []):
         if entry is not None:

@@ -33,14 +33,9 @@ class Server:
             raise Failed(f"{path}: {error_text(response)}")
         return response.json()
 
-    async def complete(self, **fields: Any) -> dict[str, Any]:
-        """Returns the first choice of a raw completion."""
-        found = await self.post("/v1/completions", fields)
-        return dict(found["choices"][0])
-
-    async def chat(self, **fields: Any) -> dict[str, Any]:
-        """Returns the first choice of a chat completion, with the prompt's token ids if requested."""
-        found = await self.post("/v1/chat/completions", fields)
+    async def choice(self, endpoint: str, **fields: Any) -> dict[str, Any]:
+        """Returns the first choice of a completion or chat, with the prompt's token ids if requested."""
+        found = await self.post(f"/v1/{endpoint}", fields)
         return {"prompt_token_ids": found.get("prompt_token_ids"), **found["choices"][0]}
 
     def log_tail(self) -> str:
