@@ -1,4 +1,7 @@
-"""Nothing is downloaded: the default model answers in a process that cannot reach any network."""
+"""Nothing is downloaded: the default model answers in a process that cannot reach any network.
+
+``tests/demo/test_demo_checkpoint.py`` tests the same of its first use, which expands it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from chorale.model.demo import default_cache_dir, ensure_demo
 from tests.support import ROOT
 
 SCRIPT = """
@@ -34,8 +38,10 @@ print("answered")
 
 
 def test_no_outbound_connection_is_tried(tmp_path: Path) -> None:
+    ensure_demo()
     environment = {
         "HOME": str(tmp_path),
+        "XDG_CACHE_HOME": str(default_cache_dir().parent),
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",

@@ -113,25 +113,3 @@ async def test_structured_output(kind: str) -> None:
         result = await agents.Runner.run(agent, "Ada is 36.")
         assert result.final_output == Person(name="Ada", age=36)
         assert server.client.requests[0].sampling.grammar is not None
-
-
-async def test_a_session_remembers() -> None:
-    script = in_rounds(FINAL + "Nice to meet you." + END, FINAL + "Ada." + END)
-    async with model(script, "responses") as (made, server):
-        agent, session = agents.Agent(name="Clerk", model=made), agents.SQLiteSession("one")
-        await agents.Runner.run(agent, "I am Ada.", session=session)
-        found = await agents.Runner.run(agent, "Who am I?", session=session)
-        session.close()
-        assert found.final_output == "Ada."
-        assert "I am Ada." in server.prompts()[1]
-        assert "Nice to meet you." in server.prompts()[1]
-
-
-async def test_previous_response_id_carries_the_turn() -> None:
-    script = in_rounds(FINAL + "Noted." + END, FINAL + "Seven." + END)
-    async with model(script, "responses") as (made, server):
-        agent = agents.Agent(name="Clerk", model=made)
-        first = await agents.Runner.run(agent, "Remember seven.")
-        result = await agents.Runner.run(agent, "What?", previous_response_id=first.last_response_id)
-        assert result.final_output == "Seven."
-        assert "Remember seven." in server.prompts()[1]

@@ -363,18 +363,23 @@ def comparable(value: Any, tolerance: float = 0.0) -> Any:
     return [comparable(each, tolerance) for each in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("name", CHATS)
-def test_the_way_over_tokens_ends_at_the_same_answer(demo_served: Served, name: str) -> None:
-    chat = {"model": "demo", "seed": 11, "max_tokens": 300, **CHATS[name]}
-    status, expected = demo_served.ask(CHAT, chat)
+def test_the_way_over_tokens_ends_at_the_same_answer(demo_served: Served) -> None:
+    at_once(*(partial(check_tokens, demo_served, chat) for chat in CHATS.values()))
+
+
+def check_tokens(served: Served, fields: dict[str, Any]) -> None:
+    chat = {"model": "demo", "seed": 11, "max_tokens": 300, **fields}
+    _, request = served.ask(f"{CHAT}/render", chat)
+    (status, expected), (_, generated), (_, whole) = at_once(
+        partial(served.ask, CHAT, chat),
+        partial(served.ask, GENERATE, request),
+        partial(served.ask, GENERATE, {**request, "output_mode": "derender"}),
+    )
     assert status == 200, expected
-    _, request = demo_served.ask(f"{CHAT}/render", chat)
-    _, generated = demo_served.ask(GENERATE, request)
     asked = {"chat_request": chat, "generate_response": generated, "prompt_token_ids": request["token_ids"]}
-    status, found = demo_served.ask(f"{CHAT}/derender", asked)
+    status, found = served.ask(f"{CHAT}/derender", asked)
     assert status == 200, found
     assert comparable(found) == comparable(expected, 1e-3)
     assert found["choices"][0]["finish_reason"] == ("tool_calls" if "tools" in chat else "stop")
-    _, whole = demo_served.ask(GENERATE, {**request, "output_mode": "derender"})
     messages = [choice["message"] for choice in whole["choices"]]
     assert comparable(messages) == comparable([choice["message"] for choice in expected["choices"]])
