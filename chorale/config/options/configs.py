@@ -28,7 +28,6 @@ from chorale.config.model_names import full_name
 from chorale.config.options.compilation import LEVELS, MODES, read_compilation
 from chorale.config.options.flags import FLAGS
 from chorale.config.options.kv_events import kv_events_fields
-from chorale.config.options.replicas import replica_fields
 from chorale.config.options.speculation import speculative_fields
 from chorale.config.options.values import RANK, Setting, check_bounds
 from chorale.config.profiler import read_profiler
@@ -72,7 +71,7 @@ def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerCo
     if fields["cli"].get("watchdog_config") is not None:
         fields["engine"] |= _watchdog(fields["cli"]["watchdog_config"], values)
     fields["engine"] |= _graphs(values) | speculative_fields(values)
-    fields["server"] |= replica_fields(values)
+    fields["server"] |= _replica_fields(values)
     fields["engine"] |= kv_events_fields(values, fields["server"]["data_parallel_size"])
     lora = {"lora_modules": read_modules(fields["engine"].get("lora_modules") or ())}
     fields["engine"] |= lora
@@ -295,3 +294,30 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
         )
     if bool(server.ssl_keyfile) != bool(server.ssl_certfile):
         raise ConfigError("--ssl-keyfile and --ssl-certfile must be given together")
+
+
+def _replica_fields(values: Mapping[str, Setting]) -> dict[str, Any]:
+    """Returns the server fields that follow from the number of replicas. Raises ``ConfigError``.
+
+    As in vLLM, there are as many HTTP processes as engines unless ``--api-server-count`` is given: one of
+    them writes the tokens of a few thousand streams, not those of eight GPUs.
+    """
+    size, local = _number(values, "data-parallel-size"), _number(values, "data-parallel-size-local")
+    count = size if size is not None else local or 1
+    backend = values.get("data-parallel-backend")
+    on_ray = backend is not None and backend.value == "ray"
+    if local is not None and local != count and on_ray:
+        raise ConfigError(f"--data-parallel-size-local {local}: Ray places the engines; leave it out")
+    if local is not None and local != count:
+        raise ConfigError(
+            f"--data-parallel-size-local {local}: all {count} engines run on this machine; leave it out"
+        )
+    fields: dict[str, Any] = {"data_parallel_size": count}
+    if count > 1 and not on_ray and _number(values, "api-server-count") is None:
+        fields["api_server_count"] = count
+    return fields
+
+
+def _number(values: Mapping[str, Setting], name: str) -> int | None:
+    setting = values.get(name)
+    return setting.value if setting is not None else None

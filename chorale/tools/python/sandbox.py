@@ -8,11 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from chorale.tools.python.launch import SandboxLaunch, SandboxLimits
+from chorale.tools.python.launch import SandboxLaunch, SandboxLimits, container, uv, wasm
 from chorale.tools.python.launch_bubblewrap import bubblewrap
-from chorale.tools.python.launch_container import container
-from chorale.tools.python.launch_uv import uv
-from chorale.tools.python.launch_wasm import wasm
 from chorale.tools.python.wasm.module import PYTHON as WASM_PYTHON
 
 SandboxKind = Literal["docker", "podman", "gvisor", "bubblewrap", "wasm", "dangerously_use_uv"]
