@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from chorale.kernels import select_ops
-from chorale.kernels.ops import AttentionMeta, ForwardBatch
+from chorale.kernels.ops import ForwardBatch
+from chorale.measure.steps import PagedSequences
 from chorale.model.config import ModelConfig
 from chorale.model.demo import ensure_demo
 from chorale.model.demo.head import HEAD_ARCHIVE, ensure_demo_head
@@ -45,34 +46,12 @@ class Served:
 
     def states(self, row: list[int]) -> list[torch.Tensor]:
         """[tokens, H] after 0, 1, ... blocks."""
-        config, pages = self.config, pages_of(len(row))
-        pools = [
-            torch.zeros(2 * pages, 2, config.num_key_value_heads, PAGE, config.head_dim)
-            for _ in range(config.num_kv_tensors)
-        ]
-        meta = attention_of(range(len(row)), pages)
+        paged = PagedSequences([len(row)], PAGE, torch.device("cpu"))
+        pools = [paged.pool(self.config, torch.float32) for _ in range(self.config.num_kv_tensors)]
+        meta = paged.whole().meta
         self._seen.clear()
         last = self.model.hidden(ForwardBatch(torch.tensor(row), meta.positions[-1:], meta), pools)
         return [*self._seen, last]
-
-
-def pages_of(length: int) -> int:
-    return -(-length // PAGE)
-
-
-def attention_of(positions: range, pages: int) -> AttentionMeta:
-    """Positions of one sequence, whose full and window pages are the first ``pages`` and the next."""
-    tables = [torch.arange(pages, dtype=torch.int32).unsqueeze(0) + group * pages for group in range(2)]
-    index = torch.tensor(positions)
-    return AttentionMeta(
-        positions=index,
-        query_start=torch.tensor([0, len(positions)], dtype=torch.int32),
-        context_lens=torch.tensor([positions.stop], dtype=torch.int32),
-        block_tables=(tables[0], tables[1]),
-        slots=(index, index + pages * PAGE),
-        max_query_len=len(positions),
-        max_context_len=positions.stop,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +135,13 @@ def test_the_served_head_is_the_trained_one(
 ) -> None:
     """Its logits after an answer's third token and three drafts later, as an engine computes them."""
     one = conversations[0]
-    tokens, anchor, pages = torch.tensor(one.ids), one.start + 1, pages_of(len(one.ids))
+    tokens, anchor = torch.tensor(one.ids), one.start + 1
+    paged = PagedSequences([len(one.ids)], PAGE, torch.device("cpu"))
     target = Target(served.config, embedding=served.embedding)
     head = load_head(ensure_demo_head(), target, served.ops, device="cpu", dtype=torch.float32, max_len=1024)
     assert head.config.aux_boundaries == net.shape.boundaries
     aux = torch.cat([one.states[boundary] for boundary in net.shape.boundaries], dim=-1)
-    kv, last = torch.zeros(head.kv_shape(pages, PAGE)), torch.zeros(1, dtype=torch.int64)
+    kv, last = torch.zeros(head.kv_shape(paged.num_blocks, PAGE)), torch.zeros(1, dtype=torch.int64)
     given = Sources(
         aux.unsqueeze(0),
         F.embedding(tokens.roll(-1), served.embedding).float().unsqueeze(0),
@@ -171,11 +151,11 @@ def test_the_served_head_is_the_trained_one(
         matrices = net.matrices()
         chain = Chain(net, matrices, given, torch.tensor([[anchor]]))
         states = head.project(aux[: anchor + 1])
-        x = head.run(states, tokens[1 : anchor + 2], attention_of(range(anchor + 1), pages), kv)[-1:]
+        x = head.run(states, tokens[1 : anchor + 2], paged.decodes(range(anchor + 1)).meta, kv)[-1:]
         for step in range(4):
             if step:
                 token = tokens[anchor + 1 + step : anchor + 2 + step]
-                meta = attention_of(range(anchor + step, anchor + step + 1), pages)
+                meta = paged.decodes([anchor + step]).meta
                 x = head.run(head.next_states(x), token, meta, kv)
                 chain.advance(F.embedding(token, served.embedding).float().unsqueeze(0))
             found, expected = head.logits(x, last), net.logits(chain.x, matrices)[0]
