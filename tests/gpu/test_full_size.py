@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.gpu.full_size import Scored, check, engine, forced, parts, random_texts, score
 from tests.runtime.steps.test_decode_graphs import graph_engine
@@ -52,17 +51,14 @@ def test_bfloat16_is_its_own_yardstick(folder: Path, exact: list[Scored], yardst
         check(score(core, TEXTS), exact, yardstick)
 
 
-@pytest.mark.parametrize("fault", ["sinks", "rope", "bias"])
+@pytest.mark.parametrize("fault", ["sinks", "rope"])
 def test_faults_are_seen(folder: Path, exact: list[Scored], yardstick: list[Scored], fault: str) -> None:
     with engine(folder, TEXTS, **SETTINGS) as core:
         model = core._executor._worker._model
-        layer = model.weights.layers[1]
         if fault == "sinks":
-            layer.sinks.add_(1.0)
-        elif fault == "rope":
-            model.rope[:] = model.rope.roll(1, 0)
+            model.weights.layers[1].sinks.add_(1.0)
         else:
-            torch.nn.init.zeros_(layer.qkv.linear.bias)
+            model.rope[:] = model.rope.roll(1, 0)
         with pytest.raises(AssertionError):
             check(score(core, TEXTS), exact, yardstick)
 

@@ -12,7 +12,6 @@ from chorale.errors import ConfigError, EngineError, GpuError, RequestError
 from chorale.machine import platforms
 from chorale.parallel.communicator import CommunicationError
 from chorale.runtime.device import CudaDevice, label_of, open_device
-from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explain, explained
 
 PLACE = "GPU 1 (NVIDIA H200, GPU-1a2b, 00000000:1b:00.0)"
@@ -86,39 +85,6 @@ def test_the_cause_of_an_exchange_counts() -> None:
         raise error
     plain = CommunicationError("rank 1 did not take part in an all-reduce")
     assert explain(plain, "a step failed", PLACE) is None
-
-
-class FaultyWorker:
-    """Fails while a step is launched, or when its result is fetched."""
-
-    def __init__(self, *, at_launch: bool) -> None:
-        self._at_launch = at_launch
-
-    def run(self, plan: Any) -> Any:
-        if self._at_launch:
-            self.fail()
-        return self.fail
-
-    def fail(self) -> None:
-        raise torch.AcceleratorError(HARDWARE[0])
-
-
-@pytest.mark.parametrize("at_launch", [True, False])
-def test_a_step_names_its_gpu(at_launch: bool) -> None:
-    worker: Any = FaultyWorker(at_launch=at_launch)
-    plan: Any = SimpleNamespace(step_id=7)
-    step = LocalExecutor(worker, overlaps=True, gpu=PLACE).execute(plan)
-    with pytest.raises(
-        GpuError, match=r"step 7 failed: GPU 1 .*AcceleratorError: CUDA error: uncorr"
-    ) as caught:
-        step.result()
-    assert isinstance(caught.value.__cause__, torch.AcceleratorError)
-    executor = LocalExecutor(worker, overlaps=True, gpu=PLACE)
-    with pytest.raises(GpuError, match="a step could not be prepared: GPU 1"):
-        executor.prepare(lambda worker: FaultyWorker(at_launch=True).run(None))
-    step = LocalExecutor(worker).execute(plan)
-    with pytest.raises(EngineError, match=r"step 7 failed \(AcceleratorError"):
-        step.result()
 
 
 # --------------------------------------------------------------------------- opening

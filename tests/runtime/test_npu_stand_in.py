@@ -55,7 +55,7 @@ def test_an_npu_gives_the_tokens_of_a_cpu(ranks: int, exact: dict[str, Any]) -> 
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["tokens"] == exact["tokens"]
-    assert len(found["scores"][1]) == 8
+    assert len(found["scores"][1]) == 5
     for own, others in zip(found["scores"][1], exact["scores"][1], strict=True):
         assert own == pytest.approx(others, abs=1e-4)
     assert "Chorale has never run on an Ascend NPU" in done.stderr

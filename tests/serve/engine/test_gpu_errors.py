@@ -46,9 +46,10 @@ def test_a_gpu_error_while_loading_names_the_gpu(folder: Path, monkeypatch: pyte
         make_engine(folder)
 
 
-def test_a_gpu_error_in_a_step_names_the_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("run", [fail, lambda *_: fail], ids=["launched", "fetched"])
+def test_a_gpu_error_in_a_step_names_the_gpu(run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     core = make_engine(folder)
-    monkeypatch.setattr(Worker, "run", fail)
+    monkeypatch.setattr(Worker, "run", run)
     core.add_request(request("a", random_prompt(10), max_tokens=4))
     with pytest.raises(GpuError, match=r"step \d+ failed: GPU 2 \(NVIDIA H200, GPU-1a2b"):
         core.step()

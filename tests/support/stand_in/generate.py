@@ -17,11 +17,11 @@ from chorale.llm.params import StructuredOutputsParams
 
 PROMPTS = ["The capital of France is", "Two and two is", "One, two, three,", "A number:", "The capital of"]
 PARAMS = [
-    SamplingParams(seed=1, max_tokens=8),
-    SamplingParams(temperature=0, max_tokens=8, logprobs=2),
-    SamplingParams(seed=2, max_tokens=8, top_p=0.8, top_k=40, min_p=0.01),
-    SamplingParams(seed=3, max_tokens=8, structured_outputs=StructuredOutputsParams(regex="[0-9]{4}")),
-    SamplingParams(seed=4, max_tokens=8, presence_penalty=1.0, repetition_penalty=1.2, min_tokens=4),
+    SamplingParams(seed=1, max_tokens=5),
+    SamplingParams(temperature=0, max_tokens=5, logprobs=2),
+    SamplingParams(seed=2, max_tokens=5, top_p=0.8, top_k=40, min_p=0.01),
+    SamplingParams(seed=3, max_tokens=5, structured_outputs=StructuredOutputsParams(regex="[0-9]{4}")),
+    SamplingParams(seed=4, max_tokens=5, presence_penalty=1.0, repetition_penalty=1.2, min_tokens=4),
 ]
 
 
