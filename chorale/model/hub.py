@@ -22,8 +22,7 @@ from chorale.config.engine import DEMO
 from chorale.config.model_names import PUBLISHED, full_name
 from chorale.errors import ConfigError
 from chorale.model.config import MODEL_TYPES
-from chorale.model.demo import ensure_demo
-from chorale.model.demo.head import ensure_demo_head
+from chorale.model.demo import ensure_demo, ensure_demo_head
 
 Progress = Callable[[str, float, str], None]
 

@@ -14,7 +14,7 @@ from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.device import DTYPES, Device
 from chorale.runtime.drafts.drafting import DraftSetup, make_drafting
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.offload.transfers import PageTransfers
+from chorale.runtime.offload import PageTransfers
 from chorale.runtime.sampling.grammar import GrammarRows
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.sizing.graph_sizes import MIXED_TOKENS, MOST_DRAFTING_ROWS

@@ -24,7 +24,7 @@ from chorale.model.gpt_oss import AuxStates, GptOss
 from chorale.runtime.adapters import AdapterStore, captures
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.drafting import Drafting
-from chorale.runtime.offload.transfers import PageTransfers
+from chorale.runtime.offload import PageTransfers
 from chorale.runtime.sampling.batch import SamplingBatch
 from chorale.runtime.sampling.grammar import Fetch, GrammarRows, Masks
 from chorale.runtime.sampling.sampler import Sampler

@@ -22,8 +22,7 @@ from chorale.kernels.reference.pages import ReferencePageCopies
 from chorale.model.config import ModelConfig
 from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.offload.memory import HostPages
-from chorale.runtime.offload.transfers import PageTransfers
+from chorale.runtime.offload import HostPages, PageTransfers
 from chorale.runtime.sizing.memory import KvGeometry
 from chorale.runtime.sizing.offload import check_host_memory, host_tier_sizes
 from chorale.runtime.steps.mixed_graphs import dummy_plan

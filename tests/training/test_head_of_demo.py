@@ -13,8 +13,7 @@ from chorale.kernels import select_ops
 from chorale.kernels.ops import ForwardBatch
 from chorale.measure.steps import PagedSequences
 from chorale.model.config import ModelConfig
-from chorale.model.demo import ensure_demo
-from chorale.model.demo.head import HEAD_ARCHIVE, ensure_demo_head
+from chorale.model.demo import HEAD_ARCHIVE, ensure_demo, ensure_demo_head
 from chorale.model.draft.load import Target, load_head
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights

@@ -16,8 +16,7 @@ from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 from chorale.kernels import mxfp4
 from chorale.model.config import ModelConfig
 from chorale.model.demo import archive
-from chorale.model.demo.features import NUM_FEATURES, PIECE_DIMS, feature_parts
-from chorale.model.demo.spelling import other_forms
+from chorale.model.demo.features import NUM_FEATURES, PIECE_DIMS, feature_parts, other_forms
 from tests.support.device.demo_features import features_once
 from tests.support.device.model import load_model
 from tests.support.device.paged import PagedRunner

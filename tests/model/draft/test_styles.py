@@ -15,11 +15,10 @@ from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.model.config import ModelConfig, RopeConfig
 from chorale.model.config_writer import make_config
 from chorale.model.draft.config import small_head
-from chorale.model.draft.head import DraftHead
+from chorale.model.draft.head import DraftHead, head_rope_table
 from chorale.model.draft.load import Target, load_head
 from chorale.model.draft.pack import weight_shapes
 from chorale.model.draft.random_head import random_head
-from chorale.model.draft.rope import head_rope_table
 from tests.model.draft import draft_files as files
 from tests.model.draft.draft_files import STYLES, HeadFile, forward, states_of
 
