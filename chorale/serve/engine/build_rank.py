@@ -154,17 +154,9 @@ def build_rank(
         loaded = memory.load()
     if precompiler is not None:
         with phases.phase("compile"):
-            compile_phase.precompile(
-                precompiler,
-                loaded.model,
-                resolved,
-                device,
-                grammars,
-                phases.report,
-                dry_rank(),
-                loaded.drafts,
-                adapters,
-            )
+            compile_phase.DryModel(
+                loaded.model, resolved, device, grammars, dry_rank(), loaded.drafts, adapters
+            ).precompile(precompiler, phases.report)
             device.trim()
     profiler = None
     if config.profiler_config is not None:

@@ -69,50 +69,73 @@ def make_precompiler(
         return None
 
 
-def precompile(
-    precompiler: Precompiler,
-    model: GptOss,
-    resolved: Resolved,
-    device: Device,
-    grammars: GrammarCache,
-    report: Progress,
-    dry: DryRank | None = None,
-    drafts: DraftSetup | None = None,
-    adapters: AdapterStore | None = None,
-) -> None:
-    """Waits until the kernels needed for a start are compiled; others continue in the background.
+@dataclass(frozen=True, slots=True)
+class DryModel:
+    """One rank's model and how it is run. Its weights may be meta tensors."""
 
-    If this fails, it logs a warning, and kernels are compiled at their first launch.
-    """
-    try:
-        facts = facts_of(model, resolved, dry, drafts, adapters)
-        if not precompiler.is_cached(facts, device.torch_device, SOURCES):
-            needed = record(precompiler, model, resolved, device, grammars, dry, drafts, adapters)
-            wait(precompiler, needed, report)
-    except Exception as error:
-        precompiler.cancel()
-        logger.warning("%s: %s: %s", AT_LAUNCH, type(error).__name__, error)
+    model: GptOss
+    resolved: Resolved
+    device: Device
+    grammars: GrammarCache
+    dry: DryRank | None = None
+    drafts: DraftSetup | None = None
+    adapters: AdapterStore | None = None
 
+    def precompile(self, precompiler: Precompiler, report: Progress) -> None:
+        """Waits until the kernels needed for a start are compiled; others continue in the background.
 
-def facts_of(
-    model: GptOss,
-    resolved: Resolved,
-    dry: DryRank | None,
-    drafts: DraftSetup | None = None,
-    adapters: AdapterStore | None = None,
-) -> str:
-    """Returns ``cache_key`` with the sizes of adapters, the drafting setup and the rank, whose noise starts
-    at its own token id."""
-    facts = cache_key(model, resolved)
-    if adapters is not None:
-        facts = f"{facts}\nadapters of rank {adapters.max_rank}"
-    if drafts is not None:
-        head = None if drafts.head is None else drafts.head.config
-        facts = f"{facts}\n{drafts.most_drafts} drafts by {head}, profile {bool(drafts.profile)}"
-    if dry is None:
-        return facts
-    sums = "a library" if dry.ops.over_peers is not None else "kernels"
-    return f"{facts}\nrank {dry.rank.share.rank} of {dry.rank.share.size}, sums by {sums}"
+        If this fails, it logs a warning, and kernels are compiled at their first launch.
+        """
+        try:
+            if not precompiler.is_cached(self.facts(), self.device.torch_device, SOURCES):
+                wait(precompiler, self.record(precompiler), report)
+        except Exception as error:
+            precompiler.cancel()
+            logger.warning("%s: %s: %s", AT_LAUNCH, type(error).__name__, error)
+
+    def facts(self) -> str:
+        """Returns ``cache_key`` with the sizes of adapters, the drafting setup and the rank, whose noise
+        starts at its own token id."""
+        facts, drafts, dry = cache_key(self.model, self.resolved), self.drafts, self.dry
+        if self.adapters is not None:
+            facts = f"{facts}\nadapters of rank {self.adapters.max_rank}"
+        if drafts is not None:
+            head = None if drafts.head is None else drafts.head.config
+            facts = f"{facts}\n{drafts.most_drafts} drafts by {head}, profile {bool(drafts.profile)}"
+        if dry is None:
+            return facts
+        sums = "a library" if dry.ops.over_peers is not None else "kernels"
+        return f"{facts}\nrank {dry.rank.share.rank} of {dry.rank.share.size}, sums by {sums}"
+
+    def record(self, precompiler: Precompiler) -> int:
+        """Records all kernels that steps will launch, and starts compiling them.
+
+        Returns the number of kernels needed before the engine is ready. Raises ``EngineError``.
+        """
+        resolved, device, drafts = self.resolved, self.device, self.drafts
+        small = replace(resolved, host_tier=None, limits=replace(resolved.limits, num_blocks=1))
+        eager = replace(small, graph_rows=())
+        never, rows = uncaptured(device), GrammarRows(device, self.grammars)
+        masked_rows = AllowAllGrammars(device, self.grammars)
+        short, kv = first_layers(self.model), allocate_kv(self.model.config, small, device)
+        rank = None
+        if self.dry is not None:
+            rank, short.ops = self.dry.rank, self.dry.ops
+        executors = DryRunExecutors(
+            captured=make_executor(short, kv, small, never, rows, rank, drafts, self.adapters),
+            eager=make_executor(short, kv, eager, never, rows, rank, drafts),
+            masked=make_executor(short, kv, eager, never, masked_rows, rank, drafts),
+        )
+        graph_rows, limits = resolved.graph_rows, resolved.limits
+        prepared: list[Preparation] = []
+        if graph_rows:
+            prepared = [*all_preparations(resolved).values()]
+        plans, masked = eager_plans(limits, graph_rows), masked_plans(limits)
+        if resolved.has_head:
+            plans, masked = (
+                (drafting_plan(plan, resolved.most_drafts) for plan in some) for some in (plans, masked)
+            )
+        return dry_run(precompiler, executors, prepared, plans, masked)
 
 
 def wait(precompiler: Precompiler, count: int, report: Progress) -> None:
@@ -122,41 +145,3 @@ def wait(precompiler: Precompiler, count: int, report: Progress) -> None:
         report("compile", done / max(count, 1), f"kernels: {done} of {count}")
 
     precompiler.wait(count, tell)
-
-
-def record(
-    precompiler: Precompiler,
-    model: GptOss,
-    resolved: Resolved,
-    device: Device,
-    grammars: GrammarCache,
-    dry: DryRank | None = None,
-    drafts: DraftSetup | None = None,
-    adapters: AdapterStore | None = None,
-) -> int:
-    """Records all kernels that steps will launch, and starts compiling them.
-
-    Returns the number of kernels needed before the engine is ready. Raises ``EngineError``.
-    """
-    small = replace(resolved, host_tier=None, limits=replace(resolved.limits, num_blocks=1))
-    eager = replace(small, graph_rows=())
-    never, rows = uncaptured(device), GrammarRows(device, grammars)
-    short, kv = first_layers(model), allocate_kv(model.config, small, device)
-    rank = None
-    if dry is not None:
-        rank, short.ops = dry.rank, dry.ops
-    executors = DryRunExecutors(
-        captured=make_executor(short, kv, small, never, rows, rank, drafts, adapters),
-        eager=make_executor(short, kv, eager, never, rows, rank, drafts),
-        masked=make_executor(short, kv, eager, never, AllowAllGrammars(device, grammars), rank, drafts),
-    )
-    graph_rows, limits = resolved.graph_rows, resolved.limits
-    prepared: list[Preparation] = []
-    if graph_rows:
-        prepared = [*all_preparations(resolved).values()]
-    plans, masked = eager_plans(limits, graph_rows), masked_plans(limits)
-    if resolved.has_head:
-        plans, masked = (
-            (drafting_plan(plan, resolved.most_drafts) for plan in some) for some in (plans, masked)
-        )
-    return dry_run(precompiler, executors, prepared, plans, masked)

@@ -7,7 +7,6 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from chorale.config.engine import EngineConfig
 from chorale.errors import ChoraleError, ConfigError
@@ -19,18 +18,14 @@ from chorale.model.weights import weight_shapes
 from chorale.parallel.communicator import Silent
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import shares_of
-from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.device import DTYPES, open_device
 from chorale.runtime.progress import Progress
 from chorale.runtime.sampling.grammar import GrammarCache
-from chorale.runtime.sizing.resolve import Resolved, resolve
+from chorale.runtime.sizing.resolve import resolve
 from chorale.runtime.warmup.dry_run import LAYERS
 from chorale.runtime.warmup.target_device import TargetDevice
 from chorale.serve.engine.build_rank import adapter_store, ops_over_peers, step_sizes
-from chorale.serve.engine.compile_phase import SOURCES, DryRank, facts_of, record, wait
-
-if TYPE_CHECKING:
-    from chorale.kernels.triton.precompile.compiler import Precompiler
+from chorale.serve.engine.compile_phase import SOURCES, DryModel, DryRank, wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +92,7 @@ def _warm_rank(
     shapes = shapes_of(config, model_config, target, rank)
     start_pool = functools.cache(functools.partial(pool.start, cpu_count() + 1))
     precompiler = Precompiler(start_pool)
-    facts = facts_of(shapes.model, shapes.resolved, shapes.dry, adapters=shapes.adapters)
-    if precompiler.is_cached(facts, shapes.device.torch_device, SOURCES):
+    if precompiler.is_cached(shapes.facts(), shapes.device.torch_device, SOURCES):
         return 0
     _check_writable(pool.cache_folder())
     shapes.record(precompiler)
@@ -113,27 +107,11 @@ def _warm_rank(
     return count
 
 
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """One rank of a server, with meta tensors as weights. ``vocab_size``: size of the whole vocabulary."""
+def shapes_of(config: EngineConfig, model_config: ModelConfig, target: Target, rank: Rank | None) -> DryModel:
+    """Returns the model of ``rank``, whose weights are meta tensors.
 
-    model: GptOss
-    vocab_size: int
-    resolved: Resolved
-    dry: DryRank | None
-    device: TargetDevice
-    adapters: AdapterStore | None
-
-    def record(self, precompiler: Precompiler) -> int:
-        """Calls ``compile_phase.record`` for this rank."""
-        grammars = GrammarCache(self.vocab_size)
-        return record(
-            precompiler, self.model, self.resolved, self.device, grammars, self.dry, adapters=self.adapters
-        )
-
-
-def shapes_of(config: EngineConfig, model_config: ModelConfig, target: Target, rank: Rank | None) -> Shapes:
-    """Returns the shapes of ``rank``. Raises ``ConfigError`` if the GPU cannot run the configuration."""
+    Raises ``ConfigError`` if the GPU cannot run the configuration.
+    """
     from chorale.kernels.triton.ops import triton_ops
     from chorale.kernels.triton.shared_ops import shared_ops
 
@@ -151,7 +129,8 @@ def shapes_of(config: EngineConfig, model_config: ModelConfig, target: Target, r
     own = model_config if share is None else model_config.part(share)
     model = GptOss(own, weights, ops, resolved.limits.max_model_len)
     adapters = adapter_store(config, model_config, ops, resolved, device, rank)
-    return Shapes(model, model_config.vocab_size, resolved, dry, device, adapters)
+    grammars = GrammarCache(model_config.vocab_size)
+    return DryModel(model, resolved, device, grammars, dry, adapters=adapters)
 
 
 def _check_writable(folder: Path) -> None:

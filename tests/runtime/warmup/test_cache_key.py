@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from chorale.runtime.drafts.drafting import DraftSetup
 from chorale.runtime.sizing.resolve import Resolved, resolve
 from chorale.runtime.warmup.cache_key import cache_key
 from chorale.serve.engine.build_rank import load_model
-from chorale.serve.engine.compile_phase import facts_of
+from chorale.serve.engine.compile_phase import DryModel
 
 
 @pytest.fixture(scope="module")
@@ -69,4 +70,6 @@ def test_another_source_of_drafts_changes_the_facts(loaded: tuple[GptOss, Resolv
     config = replace(small_head(model.config), vocab_size=256, draft_vocab_size=256)
     heads = (None, random_head(config, REFERENCE_OPS, max_len=64))
     setups = [None, *(DraftSetup(3, head, REFERENCE_OPS) for head in heads)]
-    assert len({facts_of(model, resolved, None, setup) for setup in setups}) == len(setups)
+    unused: Any = None
+    found = {DryModel(model, resolved, unused, unused, drafts=setup).facts() for setup in setups}
+    assert len(found) == len(setups)

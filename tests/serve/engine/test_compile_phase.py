@@ -42,7 +42,9 @@ def test_a_start_waits_for_the_kernels_of_its_graphs(checkpoint: Path, eager: bo
     found = resolve(config, model_config, DEVICE.hardware, can_capture=True)
     model = load_model(checkpoint, model_config, REFERENCE_OPS, found, DEVICE, lambda *_: None)
     precompiler: Any = steps
-    needed = compile_phase.record(precompiler, model, found, DEVICE, GrammarCache(model_config.vocab_size))
+    needed = compile_phase.DryModel(model, found, DEVICE, GrammarCache(model_config.vocab_size)).record(
+        precompiler
+    )
     at_once = [is_first for _, is_first in preparations(found.graph_rows, found.limits).values()]
     assert needed == (steps.num_kernels if eager else sum(at_once))
     assert steps.num_kernels > len(at_once) > 0

@@ -222,7 +222,7 @@ def main(size: str, processes: int, on_meta: bool, num_ranks: int) -> None:
         share = None if rank is None else rank.share
         weights = weight_shapes(config, dry_ops, dtype=torch.bfloat16, layers=2, share=share)
         shapes = GptOss(own, weights, dry_ops, 4096)
-    needed = compile_phase.record(precompiler, shapes, found, device, grammars, dry)
+    needed = compile_phase.DryModel(shapes, found, device, grammars, dry).record(precompiler)
     cpu = time.thread_time() - cpu
     precompiler.wait(needed, lambda *_: None)
     first = time.perf_counter() - begin

@@ -118,7 +118,7 @@ def test_what_fails_later_is_taken_back(caplog: pytest.LogCaptureFixture) -> Non
         with precompiler.recording():
             assert _async_compile.active_mode.get() is precompiler
         with caplog.at_level(logging.WARNING):
-            compile_phase.precompile(precompiler, model, model, model, model, lambda *_: None)
+            compile_phase.DryModel(model, model, model, model).precompile(precompiler, lambda *_: None)
         assert _async_compile.active_mode.get() is None
     finally:
         _async_compile.active_mode.reset(token)
