@@ -20,7 +20,7 @@ from chorale.engine.commands import MEMORY, Action, Command, Outcome, PauseMode
 from chorale.engine.types import TokenChunk
 from chorale.errors import ChoraleError, ConfigError, ConflictError
 from chorale.harmony.vocab import load_vocabulary
-from chorale.llm.batch import Batch, Order
+from chorale.llm.batch import Batch, Order, make_turn
 from chorale.llm.configure import count_of_engines, engine_config
 from chorale.llm.engine import OfflineEngine
 from chorale.llm.lora import LlmAdapters, LoraOfPrompts
@@ -39,7 +39,6 @@ from chorale.llm.prompts import (
     render_chat,
 )
 from chorale.llm.tokenizer import HarmonyTokenizer
-from chorale.llm.turns import make_turn
 from chorale.machine.devices import replica_environments
 from chorale.turns.functions import Function
 from chorale.turns.rules import TurnRules

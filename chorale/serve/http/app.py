@@ -8,8 +8,9 @@ import logging
 import os
 import random
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from chorale.api.adapters import AdapterRegistry
 from chorale.api.app import create_app
@@ -31,7 +32,6 @@ from chorale.jobs.service import BatchService, open_service
 from chorale.machine.processes import quiet_collector
 from chorale.serve.bootstrap import ApiStart
 from chorale.serve.http.server import Service, serve_app
-from chorale.serve.http.services import BackgroundResponses, Endless, share_metrics
 from chorale.store.store import ResponseStore, StoreError, open_store
 from chorale.tools.contract import ToolService
 from chorale.tools.service import start_tools
@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 # Thresholds of the garbage collector. Requests leave reference cycles, and collecting 50,000 objects blocks
 # the event loop for 30 to 70 ms.
 COLLECTOR = (10_000, 20, 100)
+_SHARE_SECONDS = 1.0  # interval of writing the metrics
 
 
 def make_client(start: ApiStart) -> RemoteClient | FixedFleet:
@@ -143,3 +144,56 @@ def _open_store(config: ServerConfig, vocab: Vocabulary) -> ResponseStore:
         return open_store(config, recovery(vocab))
     except StoreError as error:
         raise ConfigError(str(error)) from error
+
+
+class Endless:
+    """A service with nothing to drain."""
+
+    num_running = 0
+
+    def __init__(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.run = run
+
+    def leave(self) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    async def put_back(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class BackgroundResponses:
+    """The background responses of this process, including those that it takes over from others."""
+
+    def __init__(self, state: ServerState, resumer: Resumer) -> None:
+        self._background, self._store, self._resumer = state.background, state.store, resumer
+
+    @property
+    def num_running(self) -> int:
+        return self._background.num_running
+
+    async def run(self) -> None:
+        await self._background.watch(self._store, self._resumer)
+
+    def leave(self) -> None:
+        """Does nothing: requests that are still accepted may start background responses."""
+
+    async def drain(self) -> None:
+        await self._background.drain()
+
+    async def put_back(self) -> None:
+        await self._background.put_back(self._store)
+
+    async def close(self) -> None:
+        await self._background.close(self._store)
+
+
+async def share_metrics(metrics: Metrics) -> None:
+    """Writes the metrics of this process for the other processes, until cancelled."""
+    while True:
+        try:
+            metrics.save()
+        except OSError as error:  # for example a full disk: other processes then show older values
+            logger.warning("the metrics could not be shared between API processes: %s", error)
+        await asyncio.sleep(_SHARE_SECONDS)
