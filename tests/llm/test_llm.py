@@ -30,8 +30,6 @@ from chorale.harmony.vocab import (
     export_vocabulary,
     load_vocabulary,
 )
-from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
-from chorale.model.config_writer import make_config
 from chorale.serve.engine import build
 from tests.llm.scripted_core import scripted_llm
 
@@ -41,11 +39,6 @@ SIZES: dict[str, Any] = {
     "sliding_window": 16,
 }  # fmt: skip
 OPTIONS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 8}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_checkpoint(tmp_path_factory.mktemp("llm") / "model", make_config(**SIZES), seed=3)
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,6 @@ import pytest
 
 from chorale import LLM, SamplingParams
 from chorale.errors import ConfigError
-from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
-from chorale.model.config_writer import make_config
-from tests.llm.test_llm import SIZES
 
 BLOCK = 16
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "it", "rains")
@@ -67,8 +64,7 @@ def test_the_next_turn_reuses_the_prefix_that_it_shares_with_the_last(effort: st
         assert stats.prefix_cache_hits + stats.host_cache_hits == stats.cached_prompt_tokens
 
 
-def test_arguments_of_vllm_set_the_host_memory(tmp_path: Path) -> None:
-    folder = write_random_checkpoint(tmp_path / "model", make_config(**SIZES), seed=3)
+def test_arguments_of_vllm_set_the_host_memory(folder: Path) -> None:
     with LLM(str(folder), max_model_len=256, swap_space=0.05, kv_offloading_backend="native") as llm:
         assert llm.info.num_host_pages > 0
         assert llm.info.host_kv_bytes <= 0.05 * 2**30

@@ -15,17 +15,10 @@ from chorale.errors import ConfigError, ConflictError
 from chorale.llm.metrics import Counter, Gauge, Histogram, Metric, Vector
 from chorale.llm.outputs import FlatLogprobs, RequestOutput
 from chorale.llm.params import RequestOutputKind
-from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
-from chorale.model.config_writer import make_config
-from tests.llm.test_llm import OPTIONS, SIZES
+from tests.llm.test_llm import OPTIONS
 
 MESSAGES = [{"role": "user", "content": "Hi <|end|>"}]
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_checkpoint(tmp_path_factory.mktemp("llm") / "model", make_config(**SIZES), seed=3)
 
 
 @pytest.fixture(scope="module")

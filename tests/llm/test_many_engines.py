@@ -19,21 +19,14 @@ from chorale import LLM, SamplingParams
 from chorale.errors import ConfigError, EngineDeadError
 from chorale.llm import many_engines, progress
 from chorale.llm.many_engines import ManyEngines
-from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
-from chorale.model.config_writer import make_config
 from chorale.serve.engine_monitor import EngineMonitor
-from tests.llm.test_llm import OPTIONS, SIZES
+from tests.llm.test_llm import OPTIONS
 from tests.support.processes import children, is_running
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import FAKE_ENGINE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 PROMPTS = [[number + 1, 7, 9] * (3 + number % 4) for number in range(10)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_checkpoint(tmp_path_factory.mktemp("llm") / "model", make_config(**SIZES), seed=3)
 
 
 FAKE = Behaviour(step_seconds=0.005, task_seconds=0.0).encode().model

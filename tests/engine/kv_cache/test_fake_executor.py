@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,28 +51,18 @@ def test_a_correct_plan_gives_the_models_tokens() -> None:
     assert [int(step.token_ids[0, 0]) for step in (first, second, third)] == want
 
 
-def test_a_chunked_prompt_gives_the_same_token() -> None:
-    whole = FakeExecutor(LIMITS).execute(plan_of(list(range(9)), blocks=[0, 1, 2])).result()
-    chunked = FakeExecutor(LIMITS)
-    chunked.execute(plan_of(list(range(8)), blocks=[0, 1])).result()
-    last = chunked.execute(plan_of([8], 8, 1, blocks=[0, 1, 2])).result()
-    assert last.token_ids.tolist() == whole.token_ids.tolist()
-
-
-def test_a_missing_block_raises() -> None:
-    with pytest.raises(EngineError, match="no block"):
-        FakeExecutor(LIMITS).execute(plan_of([1, 2, 3, 4, 5], blocks=[0]))
-
-
-def test_a_block_used_twice_raises() -> None:
-    with pytest.raises(EngineError, match="another prefix"):
-        FakeExecutor(LIMITS).execute(plan_of(list(range(8)), blocks=[0, 0]))
-
-
-def test_a_block_shared_by_both_groups_raises() -> None:
-    plan = plan_of([1, 2, 3], blocks=[0])
-    with pytest.raises(EngineError, match="another prefix"):
-        FakeExecutor(LIMITS).execute(dataclasses.replace(plan, append_block=ints(0, 0)))
+@pytest.mark.parametrize(
+    ("tokens", "changes", "fault"),
+    [
+        ([1, 2, 3, 4, 5], {}, "no block"),
+        (list(range(8)), {"blocks": [0, 0]}, "another prefix"),
+        ([1, 2, 3], {"append_block": ints(0, 0)}, "another prefix"),  # of both groups
+    ],
+)
+def test_a_missing_or_shared_block_raises(tokens: list[int], changes: dict[str, Any], fault: str) -> None:
+    plan = plan_of(tokens, blocks=changes.pop("blocks", [0]))
+    with pytest.raises(EngineError, match=fault):
+        FakeExecutor(LIMITS).execute(dataclasses.replace(plan, **changes))
 
 
 def test_a_wrong_count_of_computed_tokens_raises() -> None:
@@ -91,22 +82,6 @@ def test_a_block_taken_by_another_row_raises() -> None:
     executor.execute(dataclasses.replace(thief, starts=(start,))).result()
     with pytest.raises(EngineError, match="another prefix"):
         executor.execute(plan_of([-1], 5, 2, blocks=[0, 1]))
-
-
-def test_seed_matters_unless_greedy() -> None:
-    model, spec = FakeModel(), SamplingSpec(max_tokens=8, ignore_eos=True)
-    greedy = SamplingSpec(max_tokens=8, ignore_eos=True, temperature=0.0)
-    assert model.generate([1], spec, 1, 40) != model.generate([1], spec, 2, 40)
-    assert model.generate([1], greedy, 1, 40) == model.generate([1], greedy, 2, 40)
-
-
-def test_min_tokens_and_allowed_ids_are_honoured() -> None:
-    model = FakeModel(stop_probability=1.0)
-    assert model.generate([1], SamplingSpec(), 0, 40) == ([200002], "stop")
-    tokens, reason = model.generate([1], SamplingSpec(min_tokens=5), 0, 40)
-    assert (len(tokens), reason) == (6, "stop")
-    few = SamplingSpec(allowed_token_ids=(4, 5), max_tokens=6, ignore_eos=True)
-    assert set(model.generate([1], few, 0, 40)[0]) <= {4, 5}
 
 
 def test_steps_take_their_time_and_queue_behind_each_other() -> None:
