@@ -24,8 +24,7 @@ from tests.support.serve.harness import collect, expected, request, rig, run, un
 SOON = 20.0  # seconds: a tenth of the time that the requests would take, and enough on two busy cores
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_tokens_of_concurrent_requests_arrive_in_order(loop: str) -> None:
+def test_tokens_of_concurrent_requests_arrive_in_order() -> None:
     async def scene() -> None:
         async with rig() as r:
             asked = [
@@ -38,7 +37,7 @@ def test_tokens_of_concurrent_requests_arrive_in_order(loop: str) -> None:
             assert r.client.num_in_flight == 0
             await r.engine_is_empty()
 
-    run(scene(), loop)
+    run(scene(), "uvloop")
 
 
 async def test_abort_ends_the_stream_and_frees_the_engine() -> None:

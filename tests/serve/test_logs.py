@@ -35,7 +35,7 @@ def test_a_traceback_keeps_its_lines() -> None:
     assert len(text.splitlines()) > 3
 
 
-@pytest.mark.parametrize(("level", "shown"), [("info", False), ("warning", False), ("debug", True)])
+@pytest.mark.parametrize(("level", "shown"), [("info", False), ("debug", True)])
 def test_libraries_do_not_log_each_request(level: str, shown: bool) -> None:
     code = (
         "import logging; from chorale.serve.logs import LogOptions, configure_logging\n"
