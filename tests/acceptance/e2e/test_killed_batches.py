@@ -133,7 +133,7 @@ def killed(folder: Path, number: int, num_kills: int, seed: int = 7) -> tuple[fl
 
 
 def test_each_line_ends_in_one_file_once(tmp_path: Path) -> None:
-    _, num_met = killed(tmp_path, 600, 2)
+    _, num_met = killed(tmp_path, 300, 2)
     assert num_met == 2
 
 

@@ -85,7 +85,9 @@ async def test_requests_and_the_flag_can_name_a_server(python: str, transport: s
             await walk(service, McpRequest("sample", f"http://127.0.0.1:{port}{path}"))
         async with service_of(servers=(f"127.0.0.1:{port}",)) as service:
             assert service.available["sample"].endswith("4 tools")
-            await walk(service, McpRequest("sample"))
+            async with box_of(service, RequestTools(mcp=(McpRequest("sample"),))) as box:
+                _, added = await drive(box.call, "sample.add", {"a": 19, "b": 23})
+                assert added.content == "42"
 
 
 async def test_a_python_server_replaces_the_built_in_tool(
