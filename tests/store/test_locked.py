@@ -116,7 +116,7 @@ async def test_later_operations_have_a_later_deadline(tmp_path: Path) -> None:
     async def write(delay: float) -> None:
         await asyncio.sleep(delay)
         began = time.monotonic()
-        with pytest.raises(StoreError, match="locked"):
+        with pytest.raises(StoreError, match="locked by another process"):
             await store.conversations.create(b"", {}, [])
         waited.append(time.monotonic() - began)
 
