@@ -73,7 +73,15 @@ def events(body: bytes) -> list[dict[str, Any]]:
     return [{k: v for k, v in each.items() if k not in ("id", "created")} for each in found]
 
 
-@pytest.mark.parametrize("fields", [{}, {"logprobs": True}, {"stop": ["lights went out. The"]}, {"n": 2}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stream_options": {"include_usage": True}},
+        {"logprobs": True},
+        {"stop": ["lights went out. The"]},
+        {"n": 2},
+    ],
+)
 async def test_direct_writes_send_the_same_events_as_the_generators(
     monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:

@@ -277,7 +277,7 @@ def test_without_room_for_a_summary_the_round_comes_as_it_is() -> None:
     choice = harmony(compaction=compaction(1, due=True))
     need = choice.start()
     assert isinstance(need, Compact)
-    assert choice.skip_compaction(need) == NextRound(PROMPT)
+    assert choice.skip_compaction(need) == NextRound(PROMPT, num_sampled=0)
 
 
 def test_a_turn_that_is_a_summary_ends_with_it() -> None:
