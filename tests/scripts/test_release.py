@@ -1,17 +1,40 @@
-"""The files of a release agree: those of the workflow exist, and the image has those of the wheel."""
+"""The workflow of a release names files that exist, publishes without a stored key, and has all platforms."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from typing import Any
+
+import yaml
 
 from tests.support import ROOT
 
 TEXT = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
+WORKFLOW: dict[Any, Any] = yaml.safe_load(TEXT)
+JOBS = WORKFLOW["jobs"]
+
+
+def test_a_release_is_made_of_tags_only() -> None:
+    assert WORKFLOW[True] == {"push": {"tags": ["v[0-9]+.[0-9]+.[0-9]+*"]}}  # YAML reads "on" as true
+    assert WORKFLOW["permissions"] == {"contents": "read"}
+
+
+def test_wheels_are_built_for_three_platforms_and_tried() -> None:
+    wheel = JOBS["wheel"]
+    assert len(wheel["strategy"]["matrix"]["runner"]) == 3
+    runs = " ".join(step.get("run", "") for step in wheel["steps"])
+    assert "scripts/try_wheel.sh" in runs
+    assert "scripts/sbom.sh" in runs
+
+
+def test_uploads_use_a_trusted_publisher() -> None:
+    assert JOBS["publish"]["permissions"]["id-token"] == "write"
+    assert JOBS["publish"]["environment"] == "pypi"
+    assert not re.search(r"secrets\.", TEXT)
 
 
 def test_scripts_and_files_of_the_workflow_exist() -> None:
-    assert "secrets." not in TEXT  # it publishes without a stored key
     for name in re.findall(r"\b((?:scripts|deploy)/[\w.]+)", TEXT):
         assert (ROOT / name).exists(), name
 
