@@ -270,7 +270,7 @@ async def kill_again_and_again(folder: Path, num_kills: int, store: str | None =
 
 
 @pytest.mark.parametrize(
-    "num_kills", [2, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+    "num_kills", [3, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
 def test_nothing_acknowledged_is_lost_and_nothing_hangs(tmp_path: Path, num_kills: int) -> None:
     started_at = time.monotonic()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, get_args
 
 import torch
@@ -31,8 +32,6 @@ from chorale.model.draft.config import Kind, published_head
 from chorale.model.draft.head import DraftHead
 from chorale.model.draft.pack import weight_shapes
 from chorale.runtime.drafts.drafting import DraftSetup
-from chorale.runtime.sampling.grammar import GrammarCache
-from chorale.serve.engine.compile_phase import record
 from chorale.serve.engine.warm import Target, ranks_of, shapes_of
 from tests.support.kernels.hazards import disassemble, overwritten, resources
 
@@ -107,9 +106,8 @@ def kernels_of_drafts_and_pages(target: Target) -> list[Kernel]:
         weights = weight_shapes(head, TRITON_OPS, torch.bfloat16)
         profile = (0.5,) * 3 if kind == "eagle3" else ()
         setup = DraftSetup(3, DraftHead(head, weights, TRITON_OPS, 4096), TRITON_OPS, profile)
-        grammars = GrammarCache(shapes.vocab_size)
         with recorder.recording():  # P-EAGLE's projects its mask when it is made
-            record(recorder, shapes.model, shapes.resolved, shapes.device, grammars, None, setup)
+            replace(shapes, drafts=setup).record(recorder)
     meta = torch.empty(2, 1024, 16, dtype=torch.int64, device="meta")
     copies = TritonPageCopies([meta, meta])
     with recorder.recording():

@@ -224,7 +224,7 @@ def test_head(dtype: torch.dtype) -> None:
 
 
 @each_dtype
-@pytest.mark.parametrize("tokens", [1, 5, 40])
+@pytest.mark.parametrize("tokens", [1, 12])
 def test_ranks_have_the_sums_of_one(tokens: int, dtype: torch.dtype) -> None:
     """Each of two ranks has its heads and columns of the weights and of the adapters."""
     torch.manual_seed(tokens)
