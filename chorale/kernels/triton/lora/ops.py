@@ -189,7 +189,8 @@ def lm_head(
         expand(shrink(normed, a, ranks, rows), b, bias, ranks[0], rows, logits)
     if batch.reach == HEADS:
         slots = batch.slots.index_select(0, logits_index)
-        for slot, own in batch.adapters.heads.items():
+        # A copy: another thread may place an adapter meanwhile.
+        for slot, own in tuple(batch.adapters.heads.items()):
             chosen = (slots == slot).nonzero().squeeze(1)
             if len(chosen):
                 logits[chosen] = base.lm_head(x, logits_index[chosen], norm, own, eps)
