@@ -190,7 +190,7 @@ import socket, sys, time, msgspec
 from chorale.parallel.channel import Channel
 from chorale.parallel.wire import Failed, encode
 channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-time.sleep(sys.argv[3] == "exchange")  # victims report after it
+time.sleep(2 * (sys.argv[2] == "a peer is gone"))  # victims report after the culprit
 channel.send(encode(Failed(sys.argv[2], sys.argv[3])))
 """
 
