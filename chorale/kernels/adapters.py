@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 if TYPE_CHECKING:
     import torch
 
-# What the adapters of a step change: nothing; attention; experts too; also the router or the head; the same,
-# and one of them replaces the head.
+# What the adapters of a step change. Each value includes those before it: nothing, attention, experts, router
+# or head, and a head that replaces the base's.
 NONE, ATTENTION, EXPERTS, WHOLE, HEADS = range(5)
 _Part = TypeVar("_Part")
 

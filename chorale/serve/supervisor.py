@@ -220,9 +220,9 @@ class Supervisor:
 
 
 class ReplicaStatuses:
-    """Provides the ``on_status`` callback of each monitor, and calls that of the command line.
+    """Combines the statuses of all engines into one status for the command line.
 
-    The command line gets "loading" from the first engine that is still loading, "ready" once each engine is
+    It reports "loading" from the first engine that is still loading, "ready" once each engine is
     ready or has failed, "dead" with the index of an engine that dies, and "failed" once all have failed.
     """
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 FEW_LOGITS = 1024  # (token, expert) pairs: up to this number a program routes one token, above several
 MOST_ARRIVALS = 512  # maximum tiles per kernel that count their finished programs
 LONE_PAIRS = 8  # up to this number each (token, expert) pair is a tile and nothing is sorted
-RANK_LIMIT = (
-    1024  # maximum (token, expert) pairs that are sorted by comparing all with all; above, torch sorts
-)
+# Maximum (token, expert) pairs that are sorted by comparing all with all; above, torch sorts.
+RANK_LIMIT = 1024
 
 
 @dataclass(frozen=True, slots=True)
