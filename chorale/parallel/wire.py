@@ -4,7 +4,7 @@ bytes of length followed by msgpack, on a socket pair. The engine process encode
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -110,10 +110,9 @@ def _array_bytes(value: object) -> bytes:
 
 
 def _array(kind: object, data: bytes) -> IntArray | BoolArray:
-    """Returns a writable array, like those of the engine."""
-    if kind == BoolArray:
-        return np.frombuffer(data, np.bool_).copy()
-    return np.frombuffer(data, np.int32).copy()
+    """Returns a writable array, like those of the engine. ``kind``: ndarray[shape, dtype[scalar]]."""
+    (scalar,) = get_args(get_args(kind)[1])
+    return np.frombuffer(data, scalar).copy()
 
 
 _TO_RANK: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank, dec_hook=_array)

@@ -9,7 +9,7 @@ import numpy as np
 
 from chorale.engine.core import EngineCore
 from chorale.engine.types import HostLoad, RowStart, StepPlan, Transfers
-from chorale.parallel.wire import Plan, decode_to_rank, encode
+from chorale.parallel.wire import Plan, _array, decode_to_rank, encode
 from tests.support.engine.drafters import Nonsense
 from tests.support.engine.recording import Engine
 
@@ -39,6 +39,12 @@ def plans_with_loads() -> list[StepPlan]:
     assert any(plan.transfers.loads for plan in talk.plans if plan.transfers)
     assert any(plan.transfers.finished for plan in talk.plans if plan.transfers)
     return talk.plans
+
+
+def test_arrays_are_read_by_their_scalar_type() -> None:
+    """Not by the whole alias: from numpy 2.5 on, a decoder sees other parameters than ``BoolArray`` has."""
+    assert _array(np.ndarray[tuple[int], np.dtype[np.bool_]], b"\1\0\1").tolist() == [True, False, True]
+    assert _array(np.ndarray[tuple[int], np.dtype[np.int32]], b"\1\0\0\0").tolist() == [1]
 
 
 def test_a_plan_arrives_as_it_was() -> None:
