@@ -147,6 +147,7 @@ def check_rows(bench: Bench, form: str, rows: int, splits: int, seed: int) -> No
 
 
 def check_route(bench: Bench, rows: int, experts: int, seed: int) -> None:
+    bench.use("one")
     weights = bench.routers[experts]
     parts = [bench.randn(4, rows, H, seed=100 * seed + r) for r in range(bench.size)]
     x = bench.randn(rows, H, seed=seed)
