@@ -5,21 +5,30 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 
-from chorale.engine.types import AdapterRef, GenerateRequest
+from chorale.config.weight_transfer import WeightTransferConfig
+from chorale.engine.types import BASE, AdapterRef, GenerateRequest
 from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
+from chorale.model.safetensors_file import SafetensorsFile
+from chorale.runtime.transfer.nccl import _ID_KEY, NcclGroup, chunks
 from tests.gpu.scores import FLOAT32_BOUND, check_rounding, differences, scores
 from tests.parallel.test_ranks import WIDE, common
 from tests.serve.engine.test_ranks import NOTICED, RESTARTED, failure_of, rank_of
+from tests.serve.engine.test_weight_update import announced, begin, finish, octets, pickled_id, tell
 from tests.support.device.lora import write_adapter
+from tests.support.ports import free_port
 from tests.support.runtime import make_engine, random_prompt, request, run
 from tests.support.served import serving
 
@@ -65,7 +74,7 @@ def test_bfloat16_stays_within_its_bound(checkpoint: Path, size: int) -> None:
 @pytest.mark.parametrize("size", RANKS)
 def test_captured_steps_equal_launched_ones(checkpoint: Path, size: int) -> None:
     """Every kind of request, with graphs and without: the tokens of one rank, launched."""
-    options = {"device": "cuda", "ops": "triton", "dtype": "float32"}
+    options: dict[str, Any] = {"device": "cuda", "ops": "triton", "dtype": "float32"}
     alone = make_engine(checkpoint, enforce_eager=True, **options)
     expected = run(alone, common(random_prompt(50, 1)))
     alone.shutdown()
@@ -83,10 +92,10 @@ def test_adapters_give_the_tokens_of_one_rank(checkpoint: Path, size: int, tmp_p
     forms = ("attention", "bias", "router", "parameters", "head")
     for seed, form in enumerate(forms):
         write_adapter(tmp_path / form, make_config(**SIZES), form, seed)
-    refs = [AdapterRef(n, form, str(tmp_path / form)) for n, form in enumerate(forms, 1)]
+    refs = [BASE, *(AdapterRef(n, form, str(tmp_path / form)) for n, form in enumerate(forms, 1))]
     asked = [
         msgspec.structs.replace(request(f"r{n}", random_prompt(40, n), max_tokens=8), adapter=adapter)
-        for n, adapter in enumerate((None, *refs))
+        for n, adapter in enumerate(refs)
     ]
     options: dict[str, Any] = {"device": "cuda", "ops": "triton", "dtype": "float32", "enable_lora": True}
     options["max_loras"] = len(forms)
@@ -94,6 +103,48 @@ def test_adapters_give_the_tokens_of_one_rank(checkpoint: Path, size: int, tmp_p
     for eager in (True, False):
         found = tokens_of(checkpoint, asked, enforce_eager=eager, tensor_parallel_size=size, **options)
         assert found == alone
+
+
+@pytest.mark.parametrize("limit", [0, 20_000], ids=["each", "packed"])
+def test_weights_arrive_over_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """From the other GPU: the engine answers as one that was started with them."""
+    for name, seed in (("old", 3), ("new", 4)):
+        write_random_checkpoint(tmp_path / name, make_config(**SIZES), seed=seed)
+    options: dict[str, Any] = {"device": "cuda", "ops": "triton", "dtype": "float32"}
+    asked = common(random_prompt(50, 1))
+    wanted = tokens_of(tmp_path / "new", asked, **options)
+    files = [SafetensorsFile(path) for path in (tmp_path / "new").glob("*.safetensors")]
+    tensors = {name: file.tensor(name) for file in files for name in file.entries}
+    specs = [(name, each.dtype, list(each.shape)) for name, each in tensors.items()]
+    parts = [octets([tensors[name] for name, *_ in some]) for some in chunks(specs, limit)]
+    own, port = (ctypes.c_byte * 128)(), free_port()
+    ctypes.CDLL("libnccl.so.2").ncclGetUniqueId(ctypes.byref(own))
+    stored = pickled_id(bytes(own), monkeypatch)
+
+    def send() -> NcclGroup:
+        torch.cuda.set_device(1)
+        patience = timedelta(seconds=60)
+        store: Any = dist.TCPStore("127.0.0.1", port, 2, True, patience, use_libuv=False)  # type: ignore[attr-defined]
+        store.set(_ID_KEY, stored)
+        group = NcclGroup(bytes(own), 0, 2, torch.device("cuda:1"))
+        for part in parts:
+            group.broadcast(part.to("cuda:1"))
+        return group
+
+    options |= {"weight_transfer_config": WeightTransferConfig(backend="nccl"), "prompt_delay": 0.0}
+    core = make_engine(tmp_path / "old", **options)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            sender = pool.submit(send)
+            meeting = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
+            begin(core, **meeting, packed=bool(limit), packed_buffer_size_bytes=limit or 1)
+            tell(core, "update_weights", info=announced(tensors))
+            finish(core)
+            sender.result().close()
+        found = {name: [one.token_ids for one in each] for name, each in run(core, asked).items()}
+    finally:
+        core.shutdown()
+    assert found == wanted
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Back end nccl: the sender, rank 0, broadcasts tensors to all ranks of all engines, in vLLM's form.
 
-Ranks meet at a TCP store of the sender. On a CPU, gloo takes NCCL's place (the sender must use it too). The
-path over NCCL has not been run on GPUs.
+Ranks meet at a TCP store of the sender. On a CPU, gloo takes NCCL's place (the sender must use it too).
 """
 
 from __future__ import annotations

@@ -389,16 +389,20 @@ def octets(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([each.contiguous().view(-1).view(torch.uint8) for each in tensors])
 
 
+def announced(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Returns vLLM's ``update_info``."""
+    return {
+        "names": list(tensors),
+        "dtype_names": [str(each.dtype).removeprefix("torch.") for each in tensors.values()],
+        "shapes": [list(each.shape) for each in tensors.values()],
+    }
+
+
 @pytest.mark.parametrize(("size", "limit"), [(1, 0), (2, 20_000)], ids=["each", "packed, two processes"])
 def test_tensors_arrive_by_broadcast(root: Path, size: int, limit: int) -> None:
     wanted = fresh_answers(root, tensor_parallel_size=size)
     core, port = start(root, "old", "nccl", tensor_parallel_size=size), free_port()
     tensors = names_and_tensors(root)
-    info = {
-        "names": list(tensors),
-        "dtype_names": [str(each.dtype).removeprefix("torch.") for each in tensors.values()],
-        "shapes": [list(each.shape) for each in tensors.values()],
-    }
     parts: list[list[torch.Tensor]] = [[]]
     for each in tensors.values():
         parts[-1].append(each)
@@ -411,7 +415,7 @@ def test_tensors_arrive_by_broadcast(root: Path, size: int, limit: int) -> None:
         before = answers(core)
         begin(core, **meeting, packed=bool(limit), packed_buffer_size_bytes=limit or 1)
         sender.send([octets(each) for each in parts if each])
-        tell(core, "update_weights", info=info)
+        tell(core, "update_weights", info=announced(tensors))
         sender.join()
         assert finish(core).weight_version == "1"
         assert answers(core) == wanted
@@ -476,15 +480,21 @@ def test_a_text_without_a_handle_for_this_gpu_is_refused(text: str) -> None:
         read_handles(text, "gpu")
 
 
-def test_the_id_of_nccl_is_read_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    name, sent = "vllm.distributed.device_communicators.pynccl_wrapper", bytes(range(128))
+def pickled_id(octets: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Returns what vLLM's sender stores: a pickle of its class."""
+    name = "vllm.distributed.device_communicators.pynccl_wrapper"
     fields = {"_fields_": [("internal", ctypes.c_byte * 128)], "__module__": name}
     module: Any = types.ModuleType(name)
     kind: Any = type("ncclUniqueId", (ctypes.Structure,), fields)
     module.ncclUniqueId = kind
     for end in (4, 3, 2, 1):
         monkeypatch.setitem(sys.modules, ".".join(name.split(".")[:end]), module)
-    assert read_id(pickle.dumps(kind.from_buffer_copy(sent))) == sent
+    return pickle.dumps(kind.from_buffer_copy(octets))
+
+
+def test_the_id_of_nccl_is_read_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = bytes(range(128))
+    assert read_id(pickled_id(sent, monkeypatch)) == sent
     for other in (Evil(), b"1", sent.hex()):
         with pytest.raises(RequestError):
             read_id(pickle.dumps(other))
