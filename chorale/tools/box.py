@@ -19,7 +19,6 @@ from chorale.tools.contract import (
     ToolCall,
     ToolIdentity,
     ToolResult,
-    Unavailable,
     failed_result,
 )
 from chorale.tools.mcp.toolset import McpToolset
@@ -35,7 +34,6 @@ class Box:
         python: SystemTool | None,
         toolsets: tuple[McpToolset, ...],
         listings: tuple[McpListing, ...],
-        unavailable: tuple[Unavailable, ...],
     ) -> None:
         self._system: dict[str, SystemTool] = {}
         if browser is not None:
@@ -44,7 +42,6 @@ class Box:
             self._system["python"] = python
         self._toolsets = {toolset.name: toolset for toolset in toolsets}
         self._listings = listings
-        self._unavailable = unavailable
 
     @property
     def system_namespaces(self) -> tuple[ToolNamespace, ...]:
@@ -64,10 +61,6 @@ class Box:
     @property
     def listings(self) -> tuple[McpListing, ...]:
         return self._listings
-
-    @property
-    def unavailable(self) -> tuple[Unavailable, ...]:
-        return self._unavailable
 
     @property
     def container_id(self) -> str | None:

@@ -256,15 +256,6 @@ class McpListing:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Unavailable:
-    """A requested tool that this server does not have. The API refuses or drops it."""
-
-    kind: ToolKind
-    label: str
-    reason: str
-
-
 class ToolBox(Protocol):
     """The tools of one response. For one task at a time; must always be closed."""
 
@@ -285,9 +276,6 @@ class ToolBox(Protocol):
 
     @property
     def listings(self) -> tuple[McpListing, ...]: ...
-
-    @property
-    def unavailable(self) -> tuple[Unavailable, ...]: ...
 
     @property
     def container_id(self) -> str | None:
@@ -337,7 +325,7 @@ class ToolService(Protocol):
         self, request: RequestTools, *, session_key: str, state: Mapping[str, Any] | None = None
     ) -> ToolBox:
         """Opens the tools of one response and connects to its MCP servers, whose failures are in
-        ``listings``.
+        ``listings``. A browser or python that is not ``available`` is left out.
 
         ``session_key``: an unguessable key of the chain of responses, which identifies its python session.
         """

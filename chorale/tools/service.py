@@ -21,7 +21,6 @@ from chorale.tools.contract import (
     McpRequest,
     RequestTools,
     SystemTool,
-    Unavailable,
     WebSearchRequest,
 )
 from chorale.tools.mcp.builtin import CLEANUP, RemoteBrowser, RemotePython
@@ -90,26 +89,13 @@ class BuiltinToolService:
         self, request: RequestTools, *, session_key: str, state: Mapping[str, Any] | None = None
     ) -> Box:
         kept = state or {}
-        unavailable: list[Unavailable] = []
         browser = python = None
         if request.web_search is not None:
             browser = self._browser(request.web_search, session_key, kept.get("browser"))
-            if browser is None:
-                unavailable.append(
-                    Unavailable("browser", "browser", self.missing.get("browser", "not enabled"))
-                )
         if request.code_interpreter is not None:
             python = self._python(request.code_interpreter, session_key, kept.get("python"))
-            if python is None:
-                unavailable.append(Unavailable("python", "python", self.missing.get("python", "not enabled")))
         toolsets, listings = await self._toolsets(request.mcp, session_key)
-        return Box(
-            browser=browser,
-            python=python,
-            toolsets=tuple(toolsets),
-            listings=tuple(listings),
-            unavailable=tuple(unavailable),
-        )
+        return Box(browser=browser, python=python, toolsets=tuple(toolsets), listings=tuple(listings))
 
     # ------------------------------------------------------------------ browser and python
 

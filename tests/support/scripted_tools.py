@@ -30,7 +30,6 @@ from chorale.tools.contract import (
     ToolCall,
     ToolIdentity,
     ToolResult,
-    Unavailable,
 )
 from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.responses import MODEL, scripts
@@ -113,10 +112,6 @@ class ScriptedBox:
             )
             for s in self.wanted.mcp
         )
-
-    @property
-    def unavailable(self) -> tuple[Unavailable, ...]:
-        return ()
 
     def owns(self, recipient: str) -> bool:
         return recipient.partition(".")[0] in {name.partition(".")[0] for name in self.recipients}

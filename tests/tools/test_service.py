@@ -26,10 +26,7 @@ BOTH = RequestTools(web_search=WebSearchRequest(), code_interpreter=CodeInterpre
 async def test_tools_are_off_by_default_except_servers_of_requests() -> None:
     async with service_of() as service, box_of(service, BOTH) as box:
         assert set(service.available) == {"mcp"}
-        assert [(entry.kind, entry.reason) for entry in box.unavailable] == [
-            ("browser", "not enabled"),
-            ("python", "not enabled"),
-        ]
+        assert box.recipients == frozenset()
         assert not box.owns("python")
         assert cite(box.citation_stream(), "x【0†L1】")[0] == "x【0†L1】"
 

@@ -11,7 +11,7 @@ import logging
 from dataclasses import replace
 
 from chorale.errors import RequestError
-from chorale.tools.contract import BuiltInRequest, ToolBox, ToolService
+from chorale.tools.contract import BuiltInRequest, ToolService
 from chorale.turns.rules import TurnRules
 
 logger = logging.getLogger(__name__)
@@ -53,15 +53,6 @@ def check_available(service: ToolService | None, asked: BuiltInRequest, rules: T
                 "server by its label",
             )
     return asked
-
-
-def check_opened(asked: BuiltInRequest, box: ToolBox) -> None:
-    """Raises ``RequestError`` for an enabled tool that the service could not open."""
-    names = {"browser": "web_search", "python": "code_interpreter"}
-    paths = dict(asked.paths)
-    for entry in box.unavailable:
-        path = paths.get(names.get(entry.kind, f"mcp:{entry.label}"), "tools")
-        raise _not_enabled(path, entry.label, entry.reason)
 
 
 def _not_enabled(path: str, what: str, reason: str | None, silent: str = "") -> RequestError:

@@ -10,7 +10,6 @@ from typing import Any
 from chorale.errors import RequestError
 from chorale.grammar.checker import GrammarChecker
 from chorale.tools.contract import BuiltInRequest, ToolBox, ToolService
-from chorale.turns.built_in.availability import check_opened
 from chorale.turns.built_in.turn_tools import TurnTools
 from chorale.turns.rules import BuiltInTool, TurnRules
 
@@ -46,7 +45,6 @@ async def open_tools(
         for _ in range(num_choices):
             boxes.append(await _open_box(host, asked, (state or {}) if num_choices == 1 else {}))
         box = boxes[0][1]
-        check_opened(asked, box)
         built_in = built_in_tools(box)
         if rules.binds or not rules.choice.is_open:
             built_in = [await _with_sound_schema(host.grammars, tool) for tool in built_in]
