@@ -64,8 +64,8 @@ class Box:
 
     @property
     def container_id(self) -> str | None:
-        found: str | None = getattr(self._system.get("python"), "container_id", None)
-        return found
+        python = self._system.get("python")
+        return None if python is None else python.container_id
 
     def owns(self, recipient: str) -> bool:
         name = recipient.partition(".")[0]

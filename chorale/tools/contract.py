@@ -334,22 +334,25 @@ class ToolService(Protocol):
     async def aclose(self) -> None: ...
 
 
-class SystemTool(Protocol):
-    """A browser or python tool, built-in or on an MCP server."""
+class SystemTool:
+    """A browser or python tool, built-in or on an MCP server. ``container_id``: python's session."""
 
-    @property
-    def namespace(self) -> ToolNamespace: ...
+    namespace: ToolNamespace
+    recipients: frozenset[str]
+    container_id: str = ""
 
-    @property
-    def recipients(self) -> frozenset[str]: ...
+    def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+        raise NotImplementedError
 
-    def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]: ...
+    def cited(self, cursor: int, line: int | None) -> Link | None:
+        """Returns what a citation mark refers to. Only a browser has pages that can be cited."""
+        return None
 
-    def cited(self, cursor: int, line: int | None) -> Link | None: ...
+    def state(self) -> Any:
+        raise NotImplementedError
 
-    def state(self) -> Any: ...
-
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Does nothing: the service owns the sessions, the fetchers and the cache of built-in tools."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import html
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from chorale.harmony.json_text import loads
 from chorale.tools.browser.page import Page
@@ -31,22 +31,18 @@ class Hit:
     snippet: str
 
 
-class SearchBackend(Protocol):
-    @property
-    def name(self) -> str: ...
+class SearchBackend:
+    """A source of hits. ``online``: pages that it does not store may be fetched from the network."""
+
+    online = True
 
     async def search(self, query: str, topn: int, options: WebSearchRequest) -> list[Hit]:
         """Returns at most ``topn`` hits within the allowed domains. Raises ``ToolError``."""
-        ...
+        raise NotImplementedError
 
     async def page(self, url: str) -> Page | None:
         """Returns a page that the back end stores itself, or None if it must be fetched."""
-        ...
-
-    @property
-    def online(self) -> bool:
-        """Returns whether other pages may be fetched from the network."""
-        ...
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +150,7 @@ SERVICES: dict[str, SearchService] = {
 }  # fmt: skip
 
 
-class HttpSearch:
+class HttpSearch(SearchBackend):
     """A search back end over one of ``SERVICES``. ``url`` replaces the service's default address."""
 
     def __init__(self, service: SearchService, fetcher: Fetcher, key: str, url: str | None = None) -> None:
@@ -162,17 +158,6 @@ class HttpSearch:
         self._fetcher = fetcher
         self._key = key
         self._url = url or service.url
-
-    @property
-    def name(self) -> str:
-        return self._service.name
-
-    @property
-    def online(self) -> bool:
-        return True
-
-    async def page(self, url: str) -> Page | None:
-        return None
 
     async def search(self, query: str, topn: int, options: WebSearchRequest) -> list[Hit]:
         request = self._service.request(query, topn, options, self._key)

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from chorale.errors import ConfigError
-from chorale.tools.browser.backends import Hit
+from chorale.tools.browser.backends import Hit, SearchBackend
 from chorale.tools.browser.html import html_page, markdown_page, text_page
 from chorale.tools.browser.page import Page, plain
 from chorale.tools.contract import WebSearchRequest
@@ -40,22 +40,16 @@ class _Entry:
     length: int
 
 
-class OfflinePages:
-    """A ``SearchBackend`` over the pages of a folder."""
+class OfflinePages(SearchBackend):
+    """A search back end over the pages of a folder."""
+
+    online = False
 
     def __init__(self, pages: list[Page]) -> None:
         self._by_url = {_same(page.url): page for page in pages}
         self._entries = [_index(page) for page in pages]
         self._mean_len = sum(e.length for e in self._entries) / max(len(self._entries), 1) or 1.0
         self._num_with = Counter(word for entry in self._entries for word in entry.counts)
-
-    @property
-    def name(self) -> str:
-        return "offline"
-
-    @property
-    def online(self) -> bool:
-        return False
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -30,6 +30,7 @@ from chorale.tools.contract import (
     SearchAction,
     SearchStarted,
     Source,
+    SystemTool,
     ToolCall,
     ToolResult,
     WebSearchRequest,
@@ -75,7 +76,7 @@ class PageCache:
             self._num_bytes -= len(found[1].text)
 
 
-class Browser:
+class Browser(SystemTool):
     """The tool of a conversation. ``count``: counts the tokens of a string."""
 
     def __init__(
@@ -98,9 +99,6 @@ class Browser:
 
     def cited(self, cursor: int, line: int | None) -> Link | None:
         return self.history.cited(cursor, line)
-
-    async def aclose(self) -> None:
-        """Does nothing: the service owns the fetchers and the cache."""
 
     async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
         """Runs a call. A failure becomes a failed result with the action as far as it could be parsed."""

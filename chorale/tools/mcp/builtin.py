@@ -29,6 +29,7 @@ from chorale.tools.contract import (
     SearchAction,
     SearchStarted,
     Source,
+    SystemTool,
     ToolCall,
     ToolResult,
 )
@@ -40,7 +41,25 @@ _MARK = re.compile(r"【(\d{1,9})†([^†【】]{1,300})(?:†([^†【】]{1,3
 _MAX_CURSORS = 256
 
 
-class RemotePython:
+CLEANUP = "cleanup_session"
+
+
+class _Remote(SystemTool):
+    """A tool on an MCP server. ``cleans_up``: the server lists ``cleanup_session`` (vLLM's convention)."""
+
+    def __init__(self, client: McpClient, cleans_up: bool) -> None:
+        self._client = client
+        self._cleans_up = cleans_up
+
+    async def aclose(self) -> None:
+        if self._cleans_up and self._client.connected:
+            with contextlib.suppress(ToolError, TimeoutError):
+                async with asyncio.timeout(5):
+                    await self._client.outcome(CLEANUP, {}, CLEANUP)
+        await self._client.aclose()
+
+
+class RemotePython(_Remote):
     """python on an MCP server.
 
     ``container_id`` identifies the session in the API, ``x-session-id`` to the server.
@@ -49,8 +68,7 @@ class RemotePython:
     def __init__(
         self, client: McpClient, container_id: str, instructions: str, *, cleans_up: bool = False
     ) -> None:
-        self._client = client
-        self._cleans_up = cleans_up
+        super().__init__(client, cleans_up)
         self.container_id = container_id
         self.namespace = ToolNamespace("python", instructions or python_tool(stateful=True).description)
         self.recipients = frozenset({"python"})
@@ -68,22 +86,15 @@ class RemotePython:
             "python", text or "[no output]", failed, PythonDetail(self.container_id, call.content, text)
         )
 
-    def cited(self, cursor: int, line: int | None) -> Link | None:
-        return None
-
     def state(self) -> Any:
         return {"container": self.container_id}
 
-    async def aclose(self) -> None:
-        await _end(self._client, self._cleans_up)
 
-
-class RemoteBrowser:
+class RemoteBrowser(_Remote):
     """The browser on an MCP server. Parses the address of each cursor from the displays, for citations."""
 
     def __init__(self, client: McpClient, state: Any, *, cleans_up: bool = False) -> None:
-        self._client = client
-        self._cleans_up = cleans_up
+        super().__init__(client, cleans_up)
         self.namespace = browser_tools()
         self.recipients = frozenset(f"browser.{tool.name}" for tool in self.namespace.tools)
         self._cursors: dict[int, Link] = {}
@@ -115,9 +126,6 @@ class RemoteBrowser:
 
     def state(self) -> Any:
         return {"cursors": [[cursor, link.url, link.title] for cursor, link in self._cursors.items()]}
-
-    async def aclose(self) -> None:
-        await _end(self._client, self._cleans_up)
 
     # ------------------------------------------------------------------ reading arguments and displays
 
@@ -167,15 +175,3 @@ def _sources(outcome: CallOutcome) -> tuple[Source, ...]:
         )
     marks = _MARK.findall(outcome.text)
     return tuple(Source(f"https://{domain}", title) for _, title, domain in marks[:20] if domain)
-
-
-CLEANUP = "cleanup_session"
-
-
-async def _end(client: McpClient, cleans_up: bool) -> None:
-    """Closes the client, after ``cleanup_session`` if the server lists it (vLLM's convention)."""
-    if cleans_up and client.connected:
-        with contextlib.suppress(ToolError, TimeoutError):
-            async with asyncio.timeout(5):
-                await client.outcome(CLEANUP, {}, CLEANUP)
-    await client.aclose()

@@ -12,7 +12,15 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from chorale.harmony.builtin_tools import python_tool
-from chorale.tools.contract import CodeOutput, CodeStarted, Link, Progress, PythonDetail, ToolCall, ToolResult
+from chorale.tools.contract import (
+    CodeOutput,
+    CodeStarted,
+    Progress,
+    PythonDetail,
+    SystemTool,
+    ToolCall,
+    ToolResult,
+)
 from chorale.tools.python.sandbox import Sandbox, SandboxMissing
 from chorale.tools.python.session import MAX_CODE_BYTES, End, Session
 from chorale.tools.python.wasm import module as interpreter
@@ -131,8 +139,9 @@ class SessionPool:
             await self._sessions.popitem()[1][1].close()
 
 
-class PythonTool:
-    """The tool. ``container_id`` is unguessable and grants access to the session."""
+class PythonTool(SystemTool):
+    """The tool. ``container_id`` is unguessable and grants access to the session, which stays in the pool for
+    the next response of the chain."""
 
     def __init__(
         self, pool: SessionPool, container_id: str, *, known: bool = False, memory_bytes: int | None = None
@@ -144,15 +153,9 @@ class PythonTool:
         self.namespace = python_tool(stateful=True, note=pool.sandbox.note_for_model)
         self.recipients = frozenset({RECIPIENT})
 
-    def cited(self, cursor: int, line: int | None) -> Link | None:
-        return None
-
     def state(self) -> Any:
         """Returns the state of a used session; an unused one would later be reported as lost."""
         return {"container": self.container_id} if self._known else None
-
-    async def aclose(self) -> None:
-        """Does nothing: the session stays in the pool for the next response of the chain."""
 
     async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
         code = call.content

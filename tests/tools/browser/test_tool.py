@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from chorale.tools.browser.backends import Hit
+from chorale.tools.browser.backends import Hit, SearchBackend
 from chorale.tools.browser.citations import CitationRewriter
 from chorale.tools.browser.page import Page
 from chorale.tools.contract import (
@@ -168,14 +168,8 @@ async def test_a_cached_redirect_does_not_lead_out_of_the_allowed_domains() -> N
     assert "elsewhere.example is outside the allowed domains" in clicked.content
 
 
-class OnlineNothing:
+class OnlineNothing(SearchBackend):
     """A search service that finds one page, which has moved."""
-
-    name = "fake"
-    online = True
 
     async def search(self, query: str, topn: int, options: WebSearchRequest) -> list[Hit]:
         return [Hit("https://moved.example/", "Moved", "")]
-
-    async def page(self, url: str) -> Page | None:
-        return None
