@@ -1,15 +1,15 @@
 """Renders conversations to token ids.
 
-The ids equal those of openai-harmony 0.0.8 (``drop_analysis="harmony"``), with three additions: messages that
-the model wrote are replayed from their exact ids, a ``# Response Formats`` section can follow the tools, and
-by default analysis is dropped up to the last answer instead of the first. Only this module places special
-tokens; all text from clients is encoded as ordinary text.
+The ids equal those of openai-harmony 0.0.8 (``auto_drop_analysis=False``), with three additions: messages
+that the model wrote are replayed from their exact ids, a ``# Response Formats`` section can follow the tools,
+and by default analysis is dropped up to the last answer (openai-harmony: up to the first). Only this module
+places special tokens; all text from clients is encoded as ordinary text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final, Literal
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from chorale.harmony.messages import (
     Conversation,
@@ -22,16 +22,6 @@ from chorale.harmony.messages import (
 from chorale.harmony.schema_ts import compact_json, schema_to_typescript
 from chorale.harmony.vocab import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START, Vocabulary, check_count
 
-DropAnalysis = Literal["before_last_final", "harmony", "none"]
-"""Which analysis of earlier turns is left out of the prompt.
-
-* ``before_last_final``: reasoning before the last answer that is followed by a user message. Calls and their
-  results stay, on any channel.
-* ``harmony``: openai-harmony's rule. Everything on the analysis channel before the *first* answer, but only
-  if the last assistant message is an answer.
-* ``none``: nothing is dropped.
-"""
-
 ASSISTANT: Final = 173781  # the one token of "assistant"
 FINAL: Final = 17196  # the one token of "final"
 
@@ -43,21 +33,18 @@ def render_conversation(
     vocab: Vocabulary,
     *,
     for_completion: bool = True,
-    drop_analysis: DropAnalysis | bool = "before_last_final",
+    drop_analysis: bool = True,
     most: int | None = None,
 ) -> list[int]:
     """Returns the ids of the conversation, ending in ``<|start|>assistant`` if ``for_completion``.
 
-    ``drop_analysis`` True and False mean "before_last_final" and "none". Raises ``ValueError`` for a message
-    that has no wire form (see ``render_message``), and ``ContextLengthError`` for more than ``most`` ids,
-    without computing many more.
+    ``drop_analysis``: only ``kept_messages`` are rendered. Raises ``ValueError`` for a message that has no
+    wire form (see ``render_message``), and ``ContextLengthError`` for more than ``most`` ids, without
+    computing many more.
     """
-    rule = drop_analysis
-    if isinstance(rule, bool):
-        rule = "before_last_final" if rule else "none"
     has_functions = _has_functions(conversation.messages)
     ids: list[int] = []
-    for message in kept_messages(conversation.messages, rule):
+    for message in kept_messages(conversation.messages) if drop_analysis else conversation.messages:
         ids += render_message(message, vocab, has_functions=has_functions, most=most)
         check_count(ids, most)
     if for_completion:
@@ -84,25 +71,15 @@ def render_message(
     return ids
 
 
-def kept_messages(messages: Iterable[Message], rule: DropAnalysis) -> list[Message]:
-    """Returns the messages that remain under ``rule``."""
-    messages = list(messages)
-    if rule == "none":
-        return messages
-    if rule == "harmony":
-        return _kept_by_harmony(messages)
+def kept_messages(messages: Sequence[Message]) -> list[Message]:
+    """Returns the messages without the reasoning before the last answer that is followed by a user message.
+
+    Calls and their results stay, on any channel.
+    """
     last_user = max((i for i, m in enumerate(messages) if m.role == "user"), default=0)
     finals = [i for i, m in enumerate(messages[:last_user]) if _is_answer(m)]
     cut = finals[-1] if finals else 0
     return [m for i, m in enumerate(messages) if i >= cut or not _is_reasoning(m)]
-
-
-def _kept_by_harmony(messages: list[Message]) -> list[Message]:
-    assistant = [m for m in messages if m.role == "assistant"]
-    if not assistant or assistant[-1].channel != "final":
-        return messages
-    cut = next(i for i, m in enumerate(messages) if m.channel == "final")
-    return [m for i, m in enumerate(messages) if i >= cut or m.channel != "analysis"]
 
 
 def _is_answer(message: Message) -> bool:

@@ -18,7 +18,6 @@ from chorale.harmony.messages import (
 )
 from chorale.harmony.parser import Parser
 from chorale.harmony.render import (
-    DropAnalysis,
     kept_messages,
     render_conversation,
     render_developer,
@@ -136,31 +135,21 @@ def chain(letters: str) -> list[Message]:
 
 
 @pytest.mark.parametrize(
-    ("rule", "before", "after"),
+    ("before", "after"),
     [
-        ("before_last_final", "urf", "urf"),  # no user message since: the turn may go on
-        ("before_last_final", "urfu", "ufu"),
-        ("before_last_final", "urprctrfurct", "upctfurct"),
-        ("before_last_final", "urbturfu", "ubtufu"),
-        ("before_last_final", "urfurfurct", "ufufurct"),
-        ("before_last_final", "urctrurf", "urctrurf"),
-        ("harmony", "urfu", "ufu"),
-        ("harmony", "urfurf", "ufurf"),  # only before the first answer
-        ("harmony", "urfurct", "urfurct"),  # the last assistant message is no answer
-        ("harmony", "ubtrf", "utf"),  # calls on the analysis channel go too
-        ("none", "urfurf", "urfurf"),
+        ("urf", "urf"),  # no user message since: the turn may go on
+        ("urfu", "ufu"),
+        ("urprctrfurct", "upctfurct"),
+        ("urbturfu", "ubtufu"),
+        ("urfurfurct", "ufufurct"),
+        ("urctrurf", "urctrurf"),
     ],
 )
-def test_each_rule_drops_its_messages(rule: DropAnalysis, before: str, after: str) -> None:
-    assert [m.content for m in kept_messages(chain(before), rule)] == list(after)
-
-
-def test_true_and_false_are_rules(vocab: Vocabulary) -> None:
-    talk = Conversation(tuple(chain("urfu")))
-    assert render_conversation(talk, vocab) == render_conversation(talk, vocab, drop_analysis=True)
-    assert render_conversation(talk, vocab, drop_analysis=False) == render_conversation(
-        talk, vocab, drop_analysis="none"
-    )
+def test_reasoning_before_the_last_answer_is_dropped(vocab: Vocabulary, before: str, after: str) -> None:
+    kept = kept_messages(chain(before))
+    assert [m.content for m in kept] == list(after)
+    whole, short = Conversation(tuple(chain(before))), Conversation(tuple(kept))
+    assert render_conversation(whole, vocab) == render_conversation(short, vocab, drop_analysis=False)
 
 
 # --------------------------------------------------------------------------- injection

@@ -33,7 +33,6 @@ from chorale.api.responses.tools import ToolSet, is_built_in, read_tools
 from chorale.api.state import ServerState
 from chorale.errors import invalid, unsupported
 from chorale.harmony.messages import ReasoningEffort
-from chorale.harmony.render import DropAnalysis
 from chorale.harmony.vocab import Vocabulary
 from chorale.ids import new_id
 from chorale.requests.built_in_tools import read_built_in
@@ -240,18 +239,18 @@ def assemble(
     max_len = state.client.info.max_model_len
     reserve = min(request.max_output_tokens or _RESERVE, max_len // 4)
     window = Window(max_len, reserve, request.truncation == "auto")
-    rule: DropAnalysis = "none" if request.reasoning.context == "all_turns" else "before_last_final"
+    drops = request.reasoning.context != "all_turns"
 
     def groups(items: Sequence[StoredItem]) -> list[Group]:
         return to_groups(since_compaction(items)[num_leading:], rules.freeform)
 
     def render(groups: Sequence[Group], cut: bool) -> list[int]:
-        return encode(head, groups, state.vocab, rule, Window(max_len, room_for_summary(max_len), cut))
+        return encode(head, groups, state.vocab, drops, Window(max_len, room_for_summary(max_len), cut))
 
     compaction = plan(request, items, groups, render, state.vocab, max_len)
     if compaction is not None and compaction.first_prompt is not None:
         return render(groups(items), False), compaction
-    return encode(head, groups(items), state.vocab, rule, window), compaction
+    return encode(head, groups(items), state.vocab, drops, window), compaction
 
 
 def _is_heavy(request: ResponsesRequest) -> bool:

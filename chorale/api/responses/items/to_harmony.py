@@ -33,7 +33,7 @@ from chorale.harmony.messages import (
     ReasoningEffort,
     ToolNamespace,
 )
-from chorale.harmony.render import DropAnalysis, kept_messages, render_conversation, render_message
+from chorale.harmony.render import kept_messages, render_conversation, render_message
 from chorale.harmony.vocab import Vocabulary
 from chorale.requests.effort import take_effort
 from chorale.requests.prompt import at
@@ -207,7 +207,7 @@ class Window:
 
 
 def encode(
-    head: Sequence[Message], groups: Sequence[Group], vocab: Vocabulary, rule: DropAnalysis, window: Window
+    head: Sequence[Message], groups: Sequence[Group], vocab: Vocabulary, drop_analysis: bool, window: Window
 ) -> list[int]:
     """Returns the token ids of the prompt.
 
@@ -217,7 +217,8 @@ def encode(
     def render(kept: Sequence[Group]) -> list[int]:
         messages = (*head, *(message for group in kept for message in group))
         with at("input"):
-            return render_conversation(Conversation(messages), vocab, drop_analysis=rule, most=_MOST)
+            talk = Conversation(messages)
+            return render_conversation(talk, vocab, drop_analysis=drop_analysis, most=_MOST)
 
     try:
         prompt = render(groups)
@@ -227,20 +228,21 @@ def encode(
     else:
         if len(prompt) < window.max_len or not window.truncate:
             return prompt
-    kept = _newest_that_fit(groups, vocab, rule, window, render)
+    kept = _newest_that_fit(groups, vocab, drop_analysis, window, render)
     return render(kept)
 
 
 def _newest_that_fit(
     groups: Sequence[Group],
     vocab: Vocabulary,
-    rule: DropAnalysis,
+    drop_analysis: bool,
     window: Window,
     render: Callable[[Sequence[Group]], list[int]],
 ) -> Sequence[Group]:
     """Returns the newest groups that fit, after the head (system, developer), which is always kept."""
     max_len, room = window.max_len, window.max_len - window.reserve
-    shown = {id(message) for message in kept_messages([m for group in groups for m in group], rule)}
+    messages = [message for group in groups for message in group]
+    shown = set(map(id, kept_messages(messages) if drop_analysis else messages))
     total, start = len(render([])), len(groups)
     while start > 0:
         try:
