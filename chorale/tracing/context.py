@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from chorale.tracing.record import RequestRecord
 
 Value = str | bool | int | float | Sequence[str]
-SpanKind = Literal["server", "client", "internal"]
+SpanKind = Literal["server", "internal"]
 
 
 class Span(Protocol):
@@ -39,15 +39,13 @@ class Span(Protocol):
 
     def rename(self, name: str) -> None: ...
 
-    def child(
-        self, name: str, attributes: Mapping[str, Value | None] | None = None, kind: SpanKind = "internal"
-    ) -> Span: ...
+    def child(self, name: str, attributes: Mapping[str, Value | None]) -> Span: ...
 
     def headers(self) -> dict[str, str]:
         """Returns ``traceparent`` and ``tracestate`` for a service that continues the trace."""
         ...
 
-    def fail(self, kind: str, message: str = "") -> None:
+    def fail(self, kind: str) -> None:
         """Marks it as failed. ``kind``: one of few words, such as an error's code."""
         ...
 
@@ -138,18 +136,14 @@ def choice_ended(reason: str, error: str | None) -> None:
 
 @contextlib.contextmanager
 def within(
-    name: str,
-    attributes: Mapping[str, Value | None],
-    kind: SpanKind = "internal",
-    *,
-    is_inner: bool = False,
+    name: str, attributes: Mapping[str, Value | None], *, is_inner: bool = False
 ) -> Iterator[Span | None]:
     """Runs its body in a child span, which records an exception as an error. Yields None without a trace."""
     context = recording()
     if context is None or context.span is None:
         yield None
         return
-    span = context.span.child(name, attributes, kind)
+    span = context.span.child(name, attributes)
     CURRENT.set(replace(context, span=span, is_inner=is_inner or context.is_inner))
     try:
         yield span

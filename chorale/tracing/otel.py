@@ -21,6 +21,7 @@ from chorale.tracing.context import SpanKind, Value
 from chorale.version import __version__
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span as ApiSpan
 
@@ -131,37 +132,23 @@ class OtelTracer:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._exporter = exporter
         self._tracer = self._provider.get_tracer("chorale", __version__)
-        self._propagator = TraceContextTextMapPropagator()
+        self.propagator = TraceContextTextMapPropagator()
 
     def start(
         self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Value | None], kind: SpanKind
     ) -> OtelSpan:
         from opentelemetry.context import Context
 
-        return self._begin(name, self._propagator.extract(headers, Context()), attributes, kind)
+        return self.begin(name, self.propagator.extract(headers, Context()), attributes, kind)
 
-    def _begin(self, name: str, parent: Any, attributes: Mapping[str, Value | None], kind: str) -> OtelSpan:
+    def begin(
+        self, name: str, parent: Context, attributes: Mapping[str, Value | None], kind: SpanKind
+    ) -> OtelSpan:
         from opentelemetry.trace import SpanKind as ApiKind
 
         known = {key: value for key, value in attributes.items() if value is not None}
         span = self._tracer.start_span(name, context=parent, kind=ApiKind[kind.upper()], attributes=known)
         return OtelSpan(self, span)
-
-    def child(
-        self, parent: ApiSpan, name: str, attributes: Mapping[str, Value | None], kind: SpanKind
-    ) -> OtelSpan:
-        from opentelemetry.context import Context
-        from opentelemetry.trace import set_span_in_context
-
-        return self._begin(name, set_span_in_context(parent, Context()), attributes, kind)
-
-    def headers(self, span: ApiSpan) -> dict[str, str]:
-        from opentelemetry.context import Context
-        from opentelemetry.trace import set_span_in_context
-
-        carrier: dict[str, str] = {}
-        self._propagator.inject(carrier, set_span_in_context(span, Context()))
-        return carrier
 
     def close(self) -> None:
         closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
@@ -200,19 +187,26 @@ class OtelSpan:
     def rename(self, name: str) -> None:
         self._span.update_name(name)
 
-    def child(
-        self, name: str, attributes: Mapping[str, Value | None] | None = None, kind: SpanKind = "internal"
-    ) -> OtelSpan:
-        return self._tracer.child(self._span, name, attributes or {}, kind)
+    def child(self, name: str, attributes: Mapping[str, Value | None]) -> OtelSpan:
+        return self._tracer.begin(name, self._inside(), attributes, "internal")
 
     def headers(self) -> dict[str, str]:
-        return self._tracer.headers(self._span)
+        carrier: dict[str, str] = {}
+        self._tracer.propagator.inject(carrier, self._inside())
+        return carrier
 
-    def fail(self, kind: str, message: str = "") -> None:
-        from opentelemetry.trace import Status, StatusCode
+    def _inside(self) -> Context:
+        """Returns the context of what happens within the span."""
+        from opentelemetry.context import Context
+        from opentelemetry.trace import set_span_in_context
+
+        return set_span_in_context(self._span, Context())
+
+    def fail(self, kind: str) -> None:
+        from opentelemetry.trace import StatusCode
 
         self._span.set_attribute("error.type", kind)
-        self._span.set_status(Status(StatusCode.ERROR, message or None))
+        self._span.set_status(StatusCode.ERROR)
 
     def end(self) -> None:
         if self._span.is_recording():

@@ -78,7 +78,7 @@ def test_spans_reach_the_collector_when_the_server_ends(
 def test_a_failed_span_has_the_error_status(collector: Collector) -> None:
     tracer = otel.open_tracer(f"{collector.url}/v1/traces", "api-0")
     span = tracer.start("one", {}, {"kept": 1, "left out": None}, "server")
-    child = span.child("two", {}, "client")
+    child = span.child("two", {})
     assert child.headers()["traceparent"].startswith(f"00-{span.trace_id}-{child.span_id}-0")
     child.fail("tool_error")
     for each in (child, span, span):
@@ -86,7 +86,7 @@ def test_a_failed_span_has_the_error_status(collector: Collector) -> None:
     tracer.close()
     two, one = collector.spans
     assert (two.parent_id, two.kind, two.status, two.attributes) == (
-        one.span_id, "client", 2, {"error.type": "tool_error"},
+        one.span_id, "internal", 2, {"error.type": "tool_error"},
     )  # fmt: skip
     assert (one.status, one.attributes) == (0, {"kept": 1})
 

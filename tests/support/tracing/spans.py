@@ -33,15 +33,13 @@ class KeptSpan:
     def rename(self, name: str) -> None:
         self.name = name
 
-    def child(
-        self, name: str, attributes: Mapping[str, Value | None] | None = None, kind: SpanKind = "internal"
-    ) -> KeptSpan:
-        return self.tracer.begin(name, kind, self.trace_id, self, attributes or {})
+    def child(self, name: str, attributes: Mapping[str, Value | None]) -> KeptSpan:
+        return self.tracer.begin(name, "internal", self.trace_id, self, attributes)
 
     def headers(self) -> dict[str, str]:
         return {"traceparent": f"00-{self.trace_id}-{self.span_id}-01", "tracestate": "vendor=secret"}
 
-    def fail(self, kind: str, message: str = "") -> None:
+    def fail(self, kind: str) -> None:
         self.error = kind
 
     def end(self) -> None:
