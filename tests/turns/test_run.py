@@ -87,17 +87,21 @@ def test_messages_become_items(
 
 def test_an_answer_is_forced_after_bare_analysis() -> None:
     client = in_rounds(ANALYSIS + "Think.<|return|>", "The answer.<|return|>")
-    sampling = SamplingSpec(max_tokens=50, seed=7, min_tokens=3)
+    sampling = SamplingSpec(max_tokens=50, seed=7, min_tokens=3, grammar="g")
     fold = run(lambda: turn(client, prompt=[1, 2, 3], sampling=sampling))[0]
     assert shape(fold) == [
         ("reasoning", None, "Think.", "completed"),
         ("message", "final_answer", "The answer.", "completed"),
     ]
     first, second = client.requests
-    assert second.prompt_token_ids == [1, 2, 3, *ids(ANALYSIS + "Think." + NEXT + FINAL)]
+    own = ids(ANALYSIS + "Think." + NEXT + FINAL)
+    assert second.prompt_token_ids == [1, 2, 3, *own]
     num_first = len(ids(ANALYSIS + "Think.<|return|>"))
     assert second.sampling.max_tokens == 50 - num_first
     assert (second.sampling.seed, second.sampling.min_tokens) == (7, 0)
+    assert first.sampling.grammar == second.sampling.grammar == "g"
+    # The second round's prompt ends in tokens that the grammar covers already.
+    assert (first.sampling.grammar_context, second.sampling.grammar_context) == (0, len(own))
     assert first.request_id != second.request_id
     assert fold.ended.reason == "stop"
     assert fold.ended.usage.input_tokens == 3
@@ -290,18 +294,3 @@ def test_the_fold_checks_the_contract() -> None:
     ):
         with pytest.raises(ValueError):  # noqa: PT011 (the messages differ)
             Fold().add(events)
-
-
-async def test_a_forced_answer_stays_within_the_turns_grammar() -> None:
-    """The second round's prompt ends in tokens that the grammar covers already."""
-    client = in_rounds(ANALYSIS + "hm<|return|>", "42<|return|>")
-    sampling = SamplingSpec(max_tokens=100, grammar="g")
-
-    await turn(client, sampling=sampling)
-
-    first, second = client.requests
-    assert first.sampling.grammar == second.sampling.grammar == "g"
-    assert first.sampling.grammar_context == 0
-    context = second.sampling.grammar_context
-    assert second.prompt_token_ids[:-context] == first.prompt_token_ids
-    assert second.prompt_token_ids[-context:] == ids(ANALYSIS + "hm" + NEXT + FINAL)

@@ -97,14 +97,6 @@ def test_nothing_is_needed_until_the_answer_has_ended() -> None:
     assert fold.ended.reason == "stop"
 
 
-@pytest.mark.parametrize(("finish", "reason"), [("length", "length"), ("abort", "abort")])
-def test_a_truncated_choice_has_ended(finish: FinishReason, reason: str) -> None:
-    choice = harmony()
-    assert choice.feed(chunk(ids(ANALYSIS + "Hm"), finish)) == Ended()
-    fold = folded(choice)
-    assert (fold.ended.reason, fold.items[0].status) == (reason, "incomplete")
-
-
 def test_a_turn_without_an_answer_asks_for_one_round_that_begins_with_its_header() -> None:
     grammar = "a grammar"
     choice = harmony(sampling=SamplingSpec(grammar=grammar))
@@ -198,31 +190,6 @@ def test_cached_tokens_of_a_later_round_are_those_of_the_rounds_before() -> None
 def test_a_forced_answer_is_not_summarized_first() -> None:
     choice = harmony(compaction=compaction(1, due=False))
     assert isinstance(choice.feed(chunk([RETURN], "stop")), NextRound)
-
-
-def test_items_of_a_call_hold_the_call_and_its_result() -> None:
-    choice, _ = with_tools()
-    goes_on(choice, called(choice))
-    choice.end("stop")
-    [item] = folded(choice).items
-    assert (item.kind, item.text, item.status) == ("code_interpreter_call", "print(42)", "completed")
-    assert list(item.token_ids) == [*ids(PYTHON), *RESULT[:-1]]
-
-
-def test_a_tool_that_does_not_exist_is_refused_by_the_choice_itself() -> None:
-    choice, _ = with_tools()
-    need = called(choice, "<|channel|>analysis to=weather code<|message|>x<|call|>")
-    assert need.identity is None
-    assert "weather does not exist" in need.refusal.content
-    assert "python" in need.refusal.content
-
-
-def test_a_call_without_room_for_what_follows_ends_the_turn() -> None:
-    written = ids(PYTHON)
-    choice, _ = with_tools(SamplingSpec(max_tokens=len(written)))
-    assert choice.feed(chunk(written, "stop")) == Ended()
-    fold = folded(choice)
-    assert (fold.ended.reason, fold.items[0].status) == ("length", "incomplete")
 
 
 def test_a_call_that_needs_approval_ends_the_turn() -> None:
