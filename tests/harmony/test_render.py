@@ -1,4 +1,4 @@
-"""Golden prompts, replay, what is dropped, and that no text becomes a special token."""
+"""What ``test_render_oracle`` does not compare: replay, what is dropped, that no text becomes special."""
 
 from __future__ import annotations
 
@@ -6,52 +6,12 @@ import random
 
 import pytest
 
-from chorale.harmony.builtin_tools import browser_tools, python_tool
-from chorale.harmony.messages import (
-    Conversation,
-    DeveloperContent,
-    Message,
-    ResponseFormat,
-    SystemContent,
-    ToolDescription,
-    ToolNamespace,
-)
+from chorale.harmony.builtin_tools import python_tool
+from chorale.harmony.messages import Conversation, DeveloperContent, Message, ResponseFormat, SystemContent
 from chorale.harmony.parser import Parser
-from chorale.harmony.render import (
-    kept_messages,
-    render_conversation,
-    render_developer,
-    render_message,
-    render_system,
-)
+from chorale.harmony.render import kept_messages, render_conversation, render_developer, render_message
 from chorale.harmony.vocab import END, MESSAGE, NUM_RANKS, START, Vocabulary
 from tests.harmony.conversations import conversation
-
-
-def test_pinned_prompt(vocab: Vocabulary) -> None:
-    system = Message("system", SystemContent(current_date="2025-06-28"))
-    ids = render_conversation(Conversation((system, Message("user", "What is 2 + 2?"))), vocab)
-    assert len(ids) == 75
-    assert ids[:7] == [200006, 17360, 200008, 3575, 553, 17554, 162016]
-    assert ids[-2:] == [200006, 173781]
-
-
-def test_tool_result_frame(vocab: Vocabulary) -> None:
-    result = Message("tool", '{"temp":21}', "functions.get_weather", "assistant", "commentary")
-    ids = render_conversation(Conversation((result,)), vocab)
-    head = [200006, 44580, 775, 170154, 316, 28, 173781, 200005, 12606, 815, 200008]
-    assert ids == [*head, 10848, 7340, 1243, 2040, 92, 200007, 200006, 173781]
-
-
-def test_legacy_header_order_of_a_foreign_call(vocab: Vocabulary) -> None:
-    call = Message("assistant", "{}", None, "functions.f", "commentary", "<|constrain|>json")
-    head = [200006, 173781, 316, 28, 44580, 1196, 200005, 12606, 815, 220, 200003, 4108, 200008]
-    assert render_message(call, vocab) == [*head, *vocab.encode("{}"), 200012]
-
-
-def test_functions_are_announced_in_the_system_message() -> None:
-    line = "\nCalls to these tools must go to the commentary channel: 'functions'."
-    assert render_system(SystemContent(), True) == render_system(SystemContent(), False) + line
 
 
 def test_the_text_of_python_names_its_kind() -> None:
@@ -60,21 +20,6 @@ def test_the_text_of_python_names_its_kind() -> None:
     assert "STATELESS" in stateless
     assert "Jupyter" in stateful
     assert "STATELESS" not in stateful
-
-
-def test_browser_python_and_a_function_together(vocab: Vocabulary) -> None:
-    tool = ToolDescription("f", "Does it.", {"type": "object", "properties": {"x": {"type": "integer"}}})
-    messages = (
-        Message("system", SystemContent(namespaces=(python_tool(stateful=True), browser_tools()))),
-        Message("developer", DeveloperContent("Be brief.", (ToolNamespace("functions", None, (tool,)),))),
-    )
-    text = vocab.decode(render_conversation(Conversation(messages), vocab))
-    assert text.index("## browser") < text.index("## python") < text.index("# Valid channels")
-    assert text.endswith(
-        "<|start|>developer<|message|># Instructions\n\nBe brief.\n\n# Tools\n\n## functions\n\n"
-        "namespace functions {\n\n// Does it.\ntype f = (_: {\nx?: number,\n}) => any;\n\n"
-        "} // namespace functions<|end|><|start|>assistant"
-    )
 
 
 def test_response_formats_follow_the_tools() -> None:
