@@ -23,7 +23,6 @@ from chorale.tools.mcp.client import McpClient, McpLimits
 from chorale.tools.mcp.transport import SsePair, Stdio, StreamableHttp, Transport, http_client
 from chorale.tools.mcp.wire import McpError
 from chorale.tools.net.addresses import AddressPolicy
-from chorale.tools.net.transport import Resolve, system_resolve
 from chorale.tools.net.urls import parse_url
 
 RESERVED = frozenset(
@@ -70,14 +69,7 @@ def session_header(session_key: str) -> str:
     return hashlib.sha256(b"chorale mcp session " + session_key.encode()).hexdigest()[:32]
 
 
-def client_of(
-    server: Server,
-    limits: McpLimits,
-    session_key: str,
-    *,
-    allow_private: bool,
-    resolve: Resolve = system_resolve,
-) -> McpClient:
+def client_of(server: Server, limits: McpLimits, session_key: str, *, allow_private: bool) -> McpClient:
     """Returns a client that is not connected yet."""
     if isinstance(server, StdioServer):
         program = server
@@ -87,7 +79,7 @@ def client_of(
 
     def maker(url: str, older: bool) -> Callable[[], Transport]:
         kind = SsePair if older else StreamableHttp
-        return lambda: kind(http_client(headers, policy, resolve), url)
+        return lambda: kind(http_client(headers, policy), url)
 
     return McpClient([maker(url, older) for url, older in server.urls], limits)
 

@@ -28,7 +28,7 @@ from chorale.tools.mcp.wire import (
     success,
 )
 from chorale.tools.net.addresses import AddressPolicy
-from chorale.tools.net.transport import AddressRefused, FilteringTransport, Resolve, system_resolve
+from chorale.tools.net.transport import AddressRefused, FilteringTransport
 from chorale.tools.net.urls import join_url, parse_url
 from chorale.tools.processes import end_process
 from chorale.tracing.context import outgoing_headers
@@ -57,12 +57,10 @@ class NotThisTransport(McpError):
     """The address does not support this transport; another one may be tried."""
 
 
-def http_client(
-    headers: Mapping[str, str], policy: AddressPolicy, resolve: Resolve = system_resolve
-) -> httpx2.AsyncClient:
+def http_client(headers: Mapping[str, str], policy: AddressPolicy) -> httpx2.AsyncClient:
     encoded = {name.encode("ascii"): value.encode("latin-1") for name, value in headers.items()}
     return httpx2.AsyncClient(
-        transport=FilteringTransport(policy, resolve=resolve, max_connections=8),
+        transport=FilteringTransport(policy, max_connections=8),
         headers={b"accept-encoding": b"identity"} | encoded,
         timeout=httpx2.Timeout(10.0, read=_IDLE_SECONDS),
         follow_redirects=False,

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -247,23 +246,6 @@ async def test_a_request_does_not_reach_private_hosts(host: str) -> None:
         assert "t0ken" not in str(box.listings)
         assert box.recipients == frozenset()
         assert box.developer_namespaces == ()
-
-
-async def test_a_rebinding_name_is_not_followed() -> None:
-    touched: list[bytes] = []
-
-    async def secret(writer: asyncio.StreamWriter, head: bytes) -> None:
-        touched.append(head)
-
-    async def resolve(host: str, port: int) -> Sequence[str]:
-        return ["127.0.0.1"]
-
-    async with serve({"/mcp": secret, "/sse": secret}) as port:
-        server = from_request(McpRequest("x", f"http://public.example:{port}/mcp"))
-        client = client_of(server, LIMITS, "key", allow_private=False, resolve=resolve)
-        with pytest.raises(McpError, match="not a public address"):
-            await client.connect()
-    assert touched == []
 
 
 @pytest.mark.parametrize(
