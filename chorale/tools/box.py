@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from chorale.harmony.messages import ToolNamespace
@@ -27,21 +27,17 @@ logger = logging.getLogger(__name__)
 
 
 class Box:
+    """``system``: the tools of the namespaces ``browser`` and ``python``, as far as there are."""
+
     def __init__(
         self,
-        *,
-        browser: SystemTool | None,
-        python: SystemTool | None,
-        toolsets: tuple[McpToolset, ...],
-        listings: tuple[McpListing, ...],
+        system: Mapping[str, SystemTool],
+        toolsets: Sequence[McpToolset],
+        listings: Sequence[McpListing],
     ) -> None:
-        self._system: dict[str, SystemTool] = {}
-        if browser is not None:
-            self._system["browser"] = browser
-        if python is not None:
-            self._system["python"] = python
+        self.listings = tuple(listings)
+        self._system = system
         self._toolsets = {toolset.name: toolset for toolset in toolsets}
-        self._listings = listings
 
     @property
     def system_namespaces(self) -> tuple[ToolNamespace, ...]:
@@ -57,10 +53,6 @@ class Box:
 
     def _tools(self) -> list[SystemTool | McpToolset]:
         return [*self._system.values(), *self._toolsets.values()]
-
-    @property
-    def listings(self) -> tuple[McpListing, ...]:
-        return self._listings
 
     @property
     def container_id(self) -> str | None:

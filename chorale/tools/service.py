@@ -89,13 +89,13 @@ class BuiltinToolService:
         self, request: RequestTools, *, session_key: str, state: Mapping[str, Any] | None = None
     ) -> Box:
         kept = state or {}
-        browser = python = None
+        system: dict[str, SystemTool | None] = {}
         if request.web_search is not None:
-            browser = self._browser(request.web_search, session_key, kept.get("browser"))
+            system["browser"] = self._browser(request.web_search, session_key, kept.get("browser"))
         if request.code_interpreter is not None:
-            python = self._python(request.code_interpreter, session_key, kept.get("python"))
-        toolsets, listings = await self._toolsets(request.mcp, session_key)
-        return Box(browser=browser, python=python, toolsets=tuple(toolsets), listings=tuple(listings))
+            system["python"] = self._python(request.code_interpreter, session_key, kept.get("python"))
+        there = {name: tool for name, tool in system.items() if tool is not None}
+        return Box(there, *await self._toolsets(request.mcp, session_key))
 
     # ------------------------------------------------------------------ browser and python
 
