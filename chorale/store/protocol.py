@@ -8,9 +8,9 @@ item may have the harmony token ids from which it was parsed, for exact replay.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from chorale.errors import ChoraleError, NotFoundError, RequestError
 
@@ -186,14 +186,9 @@ class ItemPage:
     has_more: bool
 
 
-class Recover(Protocol):
-    """Ends a response whose server died, or that another server cancels. Its events contain its output."""
-
-    def __call__(
-        self, response: StoredResponse, chunks: Sequence[bytes], status: str
-    ) -> tuple[StoredResponse, bytes, int]:
-        """Returns (ended response, encoded events to append, number of these events)."""
-        ...
+# Ends a response whose server died, or that another server cancels. Its events (chunks) contain its output.
+# Takes (response, chunks, status). Returns (ended response, encoded events to append, their number).
+Recover = Callable[[StoredResponse, Sequence[bytes], str], tuple[StoredResponse, bytes, int]]
 
 
 def without_output(

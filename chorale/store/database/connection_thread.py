@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from chorale.store.database.sql import Database
@@ -40,11 +40,6 @@ class _Pending:
     deadline: float  # time.monotonic()
     result: Any = None
     error: Exception | None = None
-
-
-@dataclass(slots=True)
-class _Stop:
-    done: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(slots=True)
@@ -85,7 +80,7 @@ class ConnectionThread:
         self._lock_seconds = lock_seconds
         self._refusal = refusal or Refusal()
         self.fault: str | None = None  # error of the last transaction; None if it succeeded
-        self._queue: queue.SimpleQueue[_Pending | _Stop] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()  # None: the end
         self._closed = False
         with contextlib.suppress(NoSpaceError):
             self._open()
@@ -108,44 +103,40 @@ class ConnectionThread:
         if self._closed:
             return
         self._closed = True
-        stop = _Stop()
-        self._queue.put(stop)
-        stop.done.wait()
+        self._queue.put(None)
         self._thread.join()
 
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        while True:
-            group, stop = self._next_group()
+        is_end = False
+        while not is_end:
+            group, is_end = self._next_group()
             if group:
                 self._execute(group)
-            elif stop is None:
+            elif not is_end:
                 began = time.monotonic()
                 is_more = self._run_idle()
                 now = time.monotonic()
                 # Pauses for as long as the idle operation took, so that other processes can write.
                 self._idle_at = now + (now - began if is_more else self._idle_seconds)
-            if stop is not None:
-                if self._connection is not None:
-                    self._connection.close()
-                stop.done.set()
-                return
+        if self._connection is not None:
+            self._connection.close()
 
-    def _next_group(self) -> tuple[list[_Pending], _Stop | None]:
+    def _next_group(self) -> tuple[list[_Pending], bool]:
+        """Returns operations that have arrived, and whether none follow."""
         group: list[_Pending] = []
         try:
             left = self._idle_at - time.monotonic()
             entry = self._queue.get(timeout=None if left == math.inf else max(0.0, left))
-            while True:
-                if isinstance(entry, _Stop):
-                    return group, entry
+            while entry is not None:
                 group.append(entry)
                 if len(group) >= MAX_GROUP:
-                    return group, None
+                    return group, False
                 entry = self._queue.get_nowait()
         except queue.Empty:
-            return group, None
+            return group, False
+        return group, True
 
     def _run_idle(self) -> bool:
         """Runs the idle operation and returns its result. Errors are ignored: the next write reports them."""
@@ -176,7 +167,7 @@ class ConnectionThread:
         except StoreError as error:
             self._failed(group, error)
             return []
-        deadline = min((pending.deadline for pending in group), default=self._new_deadline())
+        deadline = min((pending.deadline for pending in group), default=time.monotonic() + self._lock_seconds)
         try:
             self._transaction(connection, group, max(0.0, deadline - time.monotonic()))
         except connection.errors as error:
@@ -208,9 +199,6 @@ class ConnectionThread:
         late = [pending for pending in group if pending.deadline <= now]
         self._failed(late, StoreError("the response store is locked by another process"))
         return [pending for pending in group if pending.deadline > now]
-
-    def _new_deadline(self) -> float:
-        return time.monotonic() + self._lock_seconds
 
     def _transaction(self, connection: Database, group: list[_Pending], seconds: float) -> None:
         try:
