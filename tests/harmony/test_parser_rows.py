@@ -303,19 +303,6 @@ def test_ids_out_of_range_are_skipped(vocab: Vocabulary) -> None:
     assert events[-1] == MessageEnd(RETURN, (*ids, *vocab.encode("b")))
 
 
-def test_utf8_split_over_tokens_is_held_and_flushed(vocab: Vocabulary) -> None:
-    snowman = vocab.encode("🧿")  # not one token
-    assert len(snowman) > 1
-    parser = Parser(vocab)
-    parser.feed_all(vocab.encode_with_special("<|channel|>final<|message|>"))
-    for token_id in snowman[:-1]:
-        assert list(parser.feed(token_id)) == []
-    assert list(parser.feed(snowman[-1])) == [ContentDelta("🧿", len(snowman))]
-    parser.feed(snowman[0])
-    end = list(parser.feed(200002))
-    assert end[0] == ContentDelta("\ufffd", 1)
-
-
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
