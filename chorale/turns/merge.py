@@ -21,9 +21,6 @@ class Sources(Generic[Item]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._queue: asyncio.Queue[Item | None] = asyncio.Queue()
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting or self._tasks)
-
     def add(self, source: AsyncGenerator[Item]) -> None:
         self._waiting.append(source)
 

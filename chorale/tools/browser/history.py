@@ -31,9 +31,6 @@ class History:
     def __init__(self, entries: list[Entry] | None = None) -> None:
         self._entries = entries or []
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def add(self, page: Page) -> int:
         """Adds a page and returns its cursor. Raises ``ToolError`` if there are too many pages."""
         if len(self._entries) >= MAX_PAGES:

@@ -42,6 +42,7 @@ from chorale.tools.net.urls import domain_of, in_domains, parse_url
 _VIEW_TOKENS = {"low": 512, "medium": 1024, "high": 2048}
 _MAX_QUERY_LEN = 2000
 _MAX_PATTERN_LEN = 1000
+_CACHE_BYTES, _CACHE_SECONDS = 32 * 2**20, 900.0
 RECIPIENTS = frozenset({"browser.search", "browser.open", "browser.find"})
 
 Action = SearchAction | OpenPageAction | FindAction
@@ -50,15 +51,13 @@ Action = SearchAction | OpenPageAction | FindAction
 class PageCache:
     """A cache of pages by address, with limits on size and age. Pages are immutable and can be shared."""
 
-    def __init__(self, max_bytes: int = 32 * 2**20, seconds: float = 900.0) -> None:
+    def __init__(self) -> None:
         self._pages: OrderedDict[str, tuple[float, Page]] = OrderedDict()
-        self._max_bytes = max_bytes
-        self._seconds = seconds
         self._num_bytes = 0
 
     def get(self, url: str) -> Page | None:
         found = self._pages.get(url)
-        if found is None or time.monotonic() - found[0] > self._seconds:
+        if found is None or time.monotonic() - found[0] > _CACHE_SECONDS:
             return None
         self._pages.move_to_end(url)
         return found[1]
@@ -67,7 +66,7 @@ class PageCache:
         self._drop(url)
         self._pages[url] = (time.monotonic(), page)
         self._num_bytes += len(page.text)
-        while self._num_bytes > self._max_bytes:
+        while self._num_bytes > _CACHE_BYTES:
             self._drop(next(iter(self._pages)))
 
     def _drop(self, url: str) -> None:

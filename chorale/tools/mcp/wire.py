@@ -31,11 +31,7 @@ Message = dict[str, Any]
 
 
 class McpError(ToolError):
-    """A server failed, refused a request, or violated the protocol. ``code``: the JSON-RPC code, if sent."""
-
-    def __init__(self, message: str, code: int | None = None) -> None:
-        super().__init__(message)
-        self.code = code
+    """A server failed, refused a request, or violated the protocol."""
 
 
 def request(number: int, method: str, params: Mapping[str, Any] | None = None) -> Message:
@@ -83,11 +79,7 @@ def result_of(message: Message) -> dict[str, Any]:
     error = message.get("error")
     if error is not None:
         text = error.get("message") if isinstance(error, dict) else None
-        code = error.get("code") if isinstance(error, dict) else None
-        raise McpError(
-            f"the server answered with an error: {str(text or 'no message')[:2000]}",
-            code if isinstance(code, int) else None,
-        )
+        raise McpError(f"the server answered with an error: {str(text or 'no message')[:2000]}")
     result = message.get("result")
     if not isinstance(result, dict):
         raise McpError("the server answered without a result")
