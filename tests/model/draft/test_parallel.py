@@ -16,15 +16,13 @@ from chorale.errors import ConfigError
 from chorale.kernels.draft_steps import DraftRowState
 from chorale.kernels.ops import AttentionMeta, SamplingInputs
 from chorale.kernels.reference.ops import REFERENCE_OPS
-from chorale.model.draft.config import Kind, published_head, small_head
-from chorale.model.draft.random_head import random_head
+from chorale.model.draft.config import published_head
 from chorale.runtime.drafts.head_runner import HeadRunner, ReadTokens
 from chorale.runtime.sizing.memory import head_kv_bytes
 from tests.model.draft import draft_files as files
 from tests.model.draft.draft_files import DIM, HEADS, HIDDEN, KV_HEADS, LLAMA, VOCAB, HeadFile, randn, rms
 from tests.model.draft.test_refused import complaint
 from tests.model.draft.test_styles import EMBEDDING, load, target_config
-from tests.support.device.draft_writer import write_random_head
 
 LAYERS, BLOCK, MASK, MOST, WIDTH = 3, 8, 7, 6, 6
 
@@ -203,19 +201,6 @@ def test_drafts_of_rows_at_different_positions(
         torch.testing.assert_close(found[:, row], expected, rtol=1e-4, atol=1e-4)
         assert state.drafts[:count, row + 1].tolist() == expected.argmax(1).tolist()
     assert not state.drafts[:, 0].any()
-
-
-OWN: dict[Kind, dict[str, Any]] = {"peagle": {"norm_before_fc": True}, "dflash": {"most_drafts": 10}}
-
-
-@pytest.mark.parametrize("kind", OWN)
-def test_a_written_head_is_the_same_head(kind: Kind, tmp_path: Path) -> None:
-    config = small_head(target_config(), kind, aux_boundaries=(3, 2, 4), **OWN[kind])
-    found, made = load(write_random_head(tmp_path, config)), random_head(config, REFERENCE_OPS)
-    assert replace(found.config, aux_source="") == config
-    for ours, theirs in zip(found.weights.layers, made.weights.layers, strict=True):
-        assert torch.equal(ours.qkv.weight, theirs.qkv.weight)
-        assert torch.equal(ours.down.weight, theirs.down.weight)
 
 
 @pytest.mark.parametrize(("layers", "read"), [(24, (2, 7, 12, 17, 22)), (36, (2, 10, 18, 26, 34))])
