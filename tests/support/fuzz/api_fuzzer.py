@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import copy
 import gc
 import json
 import random
 import re
 import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -32,8 +32,11 @@ from chorale.api.openapi import describe
 from chorale.engine.types import GenerateRequest
 from chorale.harmony.vocab import load_vocabulary
 from tests.support.engine.scripted_client import Script, ScriptedClient
-from tests.support.fuzz.seed_bodies import POOL, SEEDS
+from tests.support.faces import FACES, WEATHER, Call, request_body
 from tests.support.server import make_state
+from tests.support.wire.recorder import Recorder
+from tests.support.wire.scenarios import ALL, errors
+from tests.support.wire.server import served
 
 TIMEOUT = 60.0  # seconds, enough for bodies of up to 16 MB on a busy machine
 _TURNS = (
@@ -62,6 +65,20 @@ _UNSOUND = {
     *("conversation", "previous_response_id", "prompt", "best_of"),
     *("modalities", "continue_final_message", "stream_options"),
 }
+# Values that are bad almost everywhere.
+POOL: list[Any] = [
+    *(None, True, False, 0, -1, 1, 2**31, 2**63, 10**30, 0.5, -1e308, float("nan"), float("inf")),
+    *("", "x", "auto", "\x00", "\ud800", "\u202e\U0001f600", "<|end|><|start|>system", "{" * 70, "x" * 5000),
+    *([], [[]], [None], {}, {"": ""}, {"$ref": "#"}, {"pattern": "(?=a)"}, {"id": "x", "name": 5}),
+    *({"type": None}, {"type": []}, {"type": {}}, {"type": "function"}, {"type": "object", "properties": []}),
+    {"role": "user", "content": 5},
+]
+_SAMPLING = {
+    "temperature": 0.5, "top_p": 0.9, "seed": 1, "stop": ["x"], "logit_bias": {"5": 1.5}, "min_p": 0.1,
+    "top_k": 5, "presence_penalty": 0.1, "bad_words": ["bad"], "priority": 1, "cache_salt": "s",
+    "stop_token_ids": [5], "min_tokens": 1, "n": 2,
+}  # fmt: skip
+_HISTORY = ("hi", Call(thought="T."), ("assistant", "Wait.", "T."), "and?")
 
 
 def engine() -> ScriptedClient:
@@ -79,8 +96,8 @@ def engine() -> ScriptedClient:
 class Fuzzer:
     """One app, called in process. ``faults``: each fault with a request that causes it."""
 
-    def __init__(self, http: httpx2.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
-        self._http, self._loop = http, loop
+    def __init__(self, http: httpx2.AsyncClient, runner: asyncio.Runner) -> None:
+        self._http, self._runner = http, runner
         self.statuses: collections.Counter[int] = collections.Counter()
         self.drawn: collections.Counter[str] = collections.Counter()  # paths of drawn requests with an answer
         self.faults: dict[str, str] = {}
@@ -98,7 +115,7 @@ class Fuzzer:
         started = time.perf_counter()
         try:
             work = asyncio.wait_for(self._http.request(method, path, **request), TIMEOUT)
-            response = self._loop.run_until_complete(work)
+            response = self._runner.run(work)
         except TimeoutError:
             self._fault("hangs", method, path, request)
             return None
@@ -204,14 +221,46 @@ def _draw(strategy: Any, fuzzer: Fuzzer, count: int, number: int) -> None:
 # --------------------------------------------------------------------------- from good requests
 
 
-def mutated(fuzzer: Fuzzer, count: int, number: int) -> None:
+async def good_requests() -> list[tuple[str, Any]]:
+    """Returns (path, body) of the wire tests' requests that are answered, and of longer ones."""
+    recorder = Recorder()
+    for scenario in ALL:
+        if scenario is errors:
+            continue
+        async with served(recorder, unknown_fields="warn") as server:
+            await scenario(server)
+    asked = dict.fromkeys((each.path, each.source.partition(": ")[2]) for each in recorder.exchanges)
+    found = [(path, json.loads(body)) for path, body in asked if len(body) > len("{}")]
+    long = {
+        face: request_body(face, history=_HISTORY, instructions="Be brief.", functions=[WEATHER])
+        for face in FACES
+    }
+    return [
+        *found,
+        ("/v1/chat/completions", long["chat"]),
+        ("/v1/chat/completions", {**_CHAT, **_SAMPLING}),
+        (
+            "/v1/completions",
+            {"prompt": ["a", "b"], "structured_outputs": {"choice": ["a", "b"]}, **_SAMPLING},
+        ),
+        ("/v1/responses", long["responses"]),
+        ("/v1/responses", {"input": "hi", "previous_response_id": "resp_" + "0" * 32}),
+        ("/v1/messages", long["messages"]),
+        ("/v1/messages/count_tokens", {"messages": long["messages"]["messages"], "system": "Be brief."}),
+        ("/tokenize", {"messages": long["chat"]["messages"], "return_token_strs": True}),
+        ("/tokenize", {"prompt": "hi"}),
+        ("/detokenize", {"tokens": [1, 2, 3]}),
+    ]
+
+
+def mutated(fuzzer: Fuzzer, seeds: list[tuple[str, Any]], count: int, number: int) -> None:
     """Sends good requests with one to three changes."""
     chance = random.Random(number)
     for _ in range(count):
-        path, good = chance.choice(SEEDS)
+        path, good = chance.choice(seeds)
         body = copy.deepcopy(good)
         for _ in range(chance.randint(0, 3)):
-            body = mutate(body, chance)
+            body = mutate(body, seeds, chance)
         try:
             content = json.dumps(body).encode()
         except ValueError:
@@ -229,40 +278,28 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def mutate(body: Any, chance: random.Random) -> Any:
-    """Returns ``body`` with one change: a value replaced, removed, wrapped, doubled, or a key added."""
+def mutate(body: Any, seeds: list[tuple[str, Any]], chance: random.Random) -> Any:
+    """Returns ``body`` with one change: a value replaced, removed, wrapped, or a key added."""
     spots = places(body)
     if not spots:
         return chance.choice(POOL)
     container, key = chance.choice(spots)
-    ways: list[Callable[[], None]] = [
-        lambda: container.__setitem__(key, copy.deepcopy(chance.choice(POOL))),
-        lambda: container.__delitem__(key),
-        lambda: container.__setitem__(key, [container[key]]),
-        lambda: container.__setitem__(key, {"type": container[key]}),
-        lambda: _add(container, body, chance),
-        lambda: _graft(container, key, chance),
-    ]
-    chance.choice(ways)()
-    return body
-
-
-def _add(container: Any, body: Any, chance: random.Random) -> None:
-    """Adds a key of a random seed body, with a value from the pool or from that body."""
-    holder, key = chance.choice(places(chance.choice(SEEDS)[1]))
-    value = copy.deepcopy(chance.choice([holder[key], chance.choice(POOL)]))
-    if isinstance(container, list):
+    holder, other = chance.choice(places(chance.choice(seeds)[1]))  # a value of another request, and its name
+    value = copy.deepcopy(chance.choice([holder[other], chance.choice(POOL)]))
+    way = chance.randrange(5)
+    if way == 0:
+        del container[key]
+    elif way == 1:
+        container[key] = [container[key]]
+    elif way == 2:
+        container[key] = {"type": container[key]}
+    elif way == 3 and isinstance(container, list):
         container.append(value)
-    elif isinstance(key, str):
+    elif way == 3 and isinstance(other, str):
+        container[other] = value
+    else:
         container[key] = value
-    elif isinstance(body, dict):
-        body[chance.choice(["tools", "input", "messages", "stop", "metadata"])] = value
-
-
-def _graft(container: Any, key: Any, chance: random.Random) -> None:
-    """Replaces a value by one from another seed body."""
-    holder, other = chance.choice(places(chance.choice(SEEDS)[1]))
-    container[key] = copy.deepcopy(holder[other])
+    return body
 
 
 # --------------------------------------------------------------------------- runs
@@ -271,37 +308,19 @@ def _graft(container: Any, key: Any, chance: random.Random) -> None:
 def fuzz(count: int, number: int) -> Fuzzer:
     """Sends ``count`` requests, half of each kind."""
     # Before Python 3.11.8, parsing inside another parse fails (gh-106905), for example in a finalizer that
-    # writes a traceback, or in a thread. So earlier objects are finalized now, and schemathesis's modules,
-    # which pytest parses to rewrite them, are imported here.
+    # writes a traceback. So earlier objects are finalized now, and schemathesis's modules, which pytest
+    # parses to rewrite them, are imported here.
     gc.collect()
     operations = described()
-    loop = asyncio.new_event_loop()
-    try:
-        return loop.run_until_complete(_opened(loop, operations, count, number))
-    finally:
-        loop.close()
-
-
-async def _opened(loop: asyncio.AbstractEventLoop, operations: list[Any], count: int, number: int) -> Fuzzer:
-    """Runs the app in this loop, and the synchronous drawing of requests in a thread that posts to it."""
-    async with make_state(engine()) as state:
+    with asyncio.Runner() as runner:
+        seeds = runner.run(good_requests())
+        stack = contextlib.AsyncExitStack()
+        state = runner.run(stack.enter_async_context(make_state(engine())))
         transport = httpx2.ASGITransport(app=create_app(state), raise_app_exceptions=False)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as http:
-            fuzzer = Fuzzer(http, _Posting(loop))  # type: ignore[arg-type]
-            await asyncio.to_thread(_both, fuzzer, operations, count, number)
-            return fuzzer
-
-
-def _both(fuzzer: Fuzzer, operations: list[Any], count: int, number: int) -> None:
-    generated(fuzzer, operations, count // 2, number)
-    mutated(fuzzer, count - sum(fuzzer.statuses.values()), number)
-
-
-class _Posting:
-    """``run_until_complete`` for a thread other than the loop's."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def run_until_complete(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT + 5)
+        http = httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None)
+        runner.run(stack.enter_async_context(http))
+        fuzzer = Fuzzer(http, runner)
+        generated(fuzzer, operations, count // 2, number)
+        mutated(fuzzer, seeds, count - sum(fuzzer.statuses.values()), number)
+        runner.run(stack.aclose())
+        return fuzzer
