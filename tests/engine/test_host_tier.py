@@ -32,15 +32,19 @@ def with_tier(limits: EngineLimits, num_slots: int) -> EngineLimits:
 def test_every_request_gets_the_tokens_it_would_get_alone(
     depth: Literal[0, 1], block_size: int, slots: int
 ) -> None:
-    """Arrivals, aborts, preemptions, priorities, over hosts that hold little: loads of all kinds."""
-    hits = dropped = 0
-    for seed in range(2):
+    """Arrivals, aborts, preemptions, priorities, over hosts that hold little: loads of all kinds.
+
+    Two engines, more if little was loaded.
+    """
+    hits = 0
+    for seed in range(6):
+        if seed >= 2 and hits > 20:
+            break
         rng = random.Random(f"{depth}{block_size}{seed}")
         limits = tight_limits(rng, depth, True, block_size, "priority" if seed % 2 else "fcfs")
         life = simulate(with_tier(limits, slots * 16 // block_size), 60, seed)
         stats = life.core.stats()
         hits += stats.host_cache_hits
-        dropped += stats.host_pages_dropped
         assert stats.host_cache_hits <= stats.host_cache_queries
         assert stats.host_bytes_loaded <= stats.num_host_loads * limits.num_blocks * 10
     assert hits > 20, "no load: the test says nothing"
