@@ -6,6 +6,7 @@ from typing import Any
 
 from chorale.harmony.vocab import load_vocabulary
 from tests.support.engine.scripted_client import Script
+from tests.support.scripted import FINAL, NEXT, PREAMBLE, call
 from tests.support.wire.server import RecordedServer
 from tests.support.wire.words import (
     BROKEN,
@@ -16,20 +17,16 @@ from tests.support.wire.words import (
     CODE,
     ECHO,
     FAILED,
-    FINAL,
     FIND,
     HELLO,
     JSON,
     MESSAGES,
-    NEXT,
     OPEN,
-    PREAMBLE,
     SCHEMA,
     SEARCH,
     SERVER_TOOLS,
     STREAMED,
     THINK,
-    call,
 )
 
 

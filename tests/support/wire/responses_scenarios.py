@@ -6,9 +6,9 @@ import itertools
 from typing import Any
 
 from tests.support.engine.scripted_client import Script
+from tests.support.scripted import ANALYSIS, FINAL, call
 from tests.support.wire.server import RecordedServer
 from tests.support.wire.words import (
-    ANALYSIS,
     BARE,
     BROKEN,
     CALL,
@@ -18,7 +18,6 @@ from tests.support.wire.words import (
     CONVERSATIONS,
     ECHO,
     FAILED,
-    FINAL,
     FIND,
     GET,
     HELLO,
@@ -32,7 +31,6 @@ from tests.support.wire.words import (
     SERVER_TOOLS,
     STREAMED,
     THINK,
-    call,
 )
 
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from chorale.errors import EngineDeadError
-from chorale.harmony.vocab import load_vocabulary
 from tests.support.engine.scripted_client import Script
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, ids
 from tests.support.wire.server import RecordedServer
 
-ANALYSIS = "<|channel|>analysis<|message|>"
-FINAL = "<|channel|>final<|message|>"
-PREAMBLE = "<|channel|>commentary<|message|>"
-NEXT = "<|end|><|start|>assistant"
 RETURN, CALL = "<|return|>", "<|call|>"
 THINK = f"{ANALYSIS}Hm.{NEXT}"
 HELLO = f"{THINK}{FINAL}Hi there!{RETURN}"
@@ -22,10 +18,6 @@ STREAMED = (False, True)
 RESPONSES, CHAT, MESSAGES = "/v1/responses", "/v1/chat/completions", "/v1/messages"
 CONVERSATIONS = "/v1/conversations"
 CHAT_HI = [{"role": "user", "content": "hi"}]
-
-
-def call(name: str, arguments: str, kind: str = " <|constrain|>json") -> str:
-    return f"<|channel|>commentary to=functions.{name}{kind}<|message|>{arguments}"
 
 
 def tool(recipient: str, text: str, channel: str = "analysis") -> str:
@@ -39,9 +31,7 @@ CITED = f"{FINAL}It is so【0†L0-L0】.{RETURN}"
 CODE = tool("python", "print(42)")
 ECHO = tool("srv.echo", '{"text":"x"}', "commentary")
 FAILED = tool("srv.echo", '{"text":"fail"}', "commentary")
-BROKEN = Script(
-    load_vocabulary().encode_with_special(f"{THINK}{FINAL}Half"), error=EngineDeadError("it died")
-)
+BROKEN = Script(ids(f"{THINK}{FINAL}Half"), error=EngineDeadError("it died"))
 MCP = {
     "type": "mcp",
     "server_label": "srv",
