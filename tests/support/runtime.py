@@ -22,20 +22,10 @@ from chorale.runtime.device import CpuDevice
 from chorale.runtime.sampling.batch import SamplingBatch
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.serve.engine.build import build_engine
+from tests.support.device.model import SMALL, VOCAB
 from tests.support.engine.integrity import check_integrity
 
-VOCAB = 512
-SIZES: dict[str, Any] = {
-    "layers": 4,
-    "experts": 8,
-    "hidden": 64,
-    "inter": 96,
-    "heads": 8,
-    "kv_heads": 2,
-    "head_dim": 16,
-    "vocab": VOCAB,
-    "sliding_window": 32,
-}
+SIZES: dict[str, Any] = {**SMALL, "sliding_window": 32}
 CPU = CpuDevice(Hardware("cpu", "test", 2**34, 2**34))
 
 
