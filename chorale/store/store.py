@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -270,14 +271,14 @@ class _File:
         if not first:
             raise NoSpaceError(f"the response store {self.path} is not open")
         lock_fd, alone = prepare_file(Path(self.path))
-        try:
+        with ExitStack() as undo:
+            undo.callback(os.close, lock_fd)
             database = connect(self.path, creating=True)
+            undo.callback(database.close)
             if alone:
                 self._dead = all_servers(database)
                 share_file(lock_fd)
-        except BaseException:
-            os.close(lock_fd)
-            raise
+            undo.pop_all()
         self._lock_fd = lock_fd
         return database
 

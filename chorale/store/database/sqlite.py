@@ -60,16 +60,24 @@ def connect(path: str, *, creating: bool) -> SqliteDatabase:
         connection = sqlite3.connect(
             path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False, factory=SqliteDatabase
         )
-        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # has no effect after the first table
-        if path != MEMORY:
-            connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA foreign_keys=ON")
-        if creating:
-            _create(connection)
+        try:
+            _set_up(connection, path, creating)
+        except BaseException:
+            connection.close()
+            raise
     except sqlite3.Error as error:
         raise _fault(Path(path), error) from error
     return connection
+
+
+def _set_up(connection: SqliteDatabase, path: str, creating: bool) -> None:
+    connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # has no effect after the first table
+    if path != MEMORY:
+        connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+    if creating:
+        _create(connection)
 
 
 def _create(connection: SqliteDatabase) -> None:
