@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
@@ -27,6 +28,7 @@ from chorale.api.operator import (
 )
 from chorale.api.state import ServerState
 from chorale.api.telemetry.metered_client import MeteredClient
+from chorale.client.base import EngineClient
 from chorale.jobs.service import BatchService
 from chorale.tracing.ignored import HEADER
 
@@ -41,7 +43,7 @@ def create_app(
     """
     state.metrics.watch(state.client)
     client = MeteredClient(state.client, state.metrics, lambda: state.owner(CALLER.get()))
-    metered = replace(state, client=client)
+    metered = replace(state, client=cast("EngineClient", client))
     hashes = tuple(api_key_hashes)
     routes = authenticate_routes(all_routes(metered, batches, has_keys=bool(hashes)), hashes)
     return HttpMiddleware(Routes(routes), metered, bool(hashes), _cors(state))

@@ -9,16 +9,16 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 import msgspec
 
 from chorale.api.telemetry.engine_record import EngineRecord
 from chorale.api.telemetry.generation_span import CLIENT_LEFT, GenerationSpan
 from chorale.api.telemetry.metrics import Metrics
-from chorale.client.base import EngineClient, EngineInfo, EngineStatus, EngineView, TokenStream
-from chorale.engine.commands import Command, Outcome
-from chorale.engine.types import NOBODY, ChunkTimings, EngineStats, GenerateRequest, Owner, TokenChunk
+from chorale.client.base import EngineClient, TokenStream
+from chorale.engine.types import NOBODY, ChunkTimings, GenerateRequest, Owner, TokenChunk
 from chorale.errors import ChoraleError, QueueFullError
 from chorale.tracing.context import recording
 
@@ -34,38 +34,18 @@ class MeteredClient:
         self._client, self._metrics, self._owner = client, metrics, owner
         self._is_batch = False
 
-    def of_batches(self) -> MeteredClient:
+    def of_batches(self) -> EngineClient:
         """Returns a client for requests of batches, which yield to all other requests."""
         made = MeteredClient(self._client, self._metrics, self._owner)
         made._is_batch = True
-        return made
+        return cast("EngineClient", made)
 
-    @property
-    def engines(self) -> Sequence[EngineView]:
-        return self._client.engines
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._client.info
-
-    @property
-    def status(self) -> EngineStatus:
-        return self._client.status
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._client.stats
-
-    @property
-    def num_in_flight(self) -> int:
-        return self._client.num_in_flight
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
 
     def reserve(self, num_choices: Mapping[str, int], owner: Owner = NOBODY) -> None:
         with self._counting_rejections():
             self._client.reserve(num_choices, self._owner())
-
-    def release(self, request_ids: Iterable[str]) -> None:
-        self._client.release(request_ids)
 
     @contextlib.contextmanager
     def _counting_rejections(self) -> Iterator[None]:
@@ -84,18 +64,6 @@ class MeteredClient:
         traced = recording()
         span = GenerationSpan(request, traced) if traced is not None else None
         return MeteredStream(stream, request, self._client, self._metrics, span)
-
-    async def check_grammar(self, grammar: str) -> str | None:
-        return await self._client.check_grammar(grammar)
-
-    async def control(self, command: Command) -> Outcome:
-        return await self._client.control(command)
-
-    def abort(self, request_id: str) -> None:
-        self._client.abort(request_id)
-
-    async def close(self) -> None:
-        await self._client.close()
 
 
 class MeteredStream:
