@@ -10,23 +10,23 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chorale.api.chat.answer import Answer
+from chorale.api.chat.answer import CHUNK, Answer
 from chorale.api.chat.body import chat_body
 from chorale.api.chat.chunks import ChunkWriter
-from chorale.api.chat.conclusion import conclusion
 from chorale.api.chat.prepare import prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.chat.stored import keep
 from chorale.api.fields import wants_continuous_usage, wants_usage
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
-from chorale.api.http.sse import last_error
+from chorale.api.http.sse import DONE, event, last_error
 from chorale.api.logprobs import is_scored
 from chorale.api.record import record_field, recorded
 from chorale.api.state import ServerState, select_model
+from chorale.api.usage import closing_fields
 from chorale.tracing.context import name_response
 from chorale.turns.direct import Direct
-from chorale.turns.events import Fold, Usage, end_error
+from chorale.turns.events import Fold, TurnEnded, Usage, end_error
 from chorale.turns.request import TurnRequest
 from chorale.turns.run import run_turns
 
@@ -95,7 +95,21 @@ async def stream_chat(
     if folds and all(writer.ended and end_error(writer.ended) is None for writer in writers):
         await keep(state, chat, chat_body(answer, folds, turn), owner)
     ends = [writer.ended for writer in writers if writer.ended is not None]
-    yield conclusion(state, ends, turn, answer, wants_usage(chat.stream_options))
+    yield _conclusion(state, ends, turn, answer, wants_usage(chat.stream_options))
+
+
+def _conclusion(
+    state: ServerState, ends: list[TurnEnded], turn: TurnRequest, answer: Answer, with_usage: bool
+) -> bytes:
+    """Returns the last chunk if it has usage or a record, and ``[DONE]``; or the error of a choice."""
+    for ended in ends:
+        state.metrics.repaired(ended.repairs)
+    error = next((error for ended in ends if (error := end_error(ended)) is not None), None)
+    if error is not None:
+        return last_error(error)
+    closing = closing_fields([ends], metrics=answer.metrics) if with_usage else {}
+    closing |= record_field(state.client.info, [turn])
+    return event(answer.completion(CHUNK, []) | closing) + DONE if closing else DONE
 
 
 def chunk_writer(chat: ChatRequest, turn: TurnRequest, answer: Answer, index: int) -> ChunkWriter:
