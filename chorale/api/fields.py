@@ -34,7 +34,7 @@ Include = Literal[
 ]
 
 
-TokenId = Annotated[int, limits.token_id()]
+TokenId = Annotated[int, limits.number("token_id")]
 LogprobTokenIds = Annotated[list[TokenId], limits.items("logprob_token_ids")]
 Metadata = dict[Annotated[str, limits.items("metadata_key")], Annotated[str, limits.items("metadata_value")]]
 StopString = Annotated[str, Field(min_length=1), limits.utf8_bytes("stop_bytes")]

@@ -16,7 +16,6 @@ accepts 5.0 as 5, since some clients send all numbers as floats, but not 5.5.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -195,11 +194,6 @@ def number(name: str) -> _NumberMarker:
     return _NumberMarker(LIMITS[name])
 
 
-def token_id() -> _NumberMarker:
-    """Returns metadata for a token id: ``list[Annotated[int, limits.token_id()]]``."""
-    return number("token_id")
-
-
 def items(name: str) -> MaxLen:
     """Returns metadata for lists, dicts and strings: at most ``SIZES[name].max`` elements."""
     return MaxLen(SIZES[name].max)
@@ -217,14 +211,6 @@ def utf8_bytes(name: str) -> AfterValidator:
         return text
 
     return AfterValidator(check)
-
-
-def checked(name: str, value: object, fail: Callable[[str], Exception]) -> Number:
-    """Checks a value outside a request model (a query parameter). ``fail(message)`` creates the error."""
-    try:
-        return LIMITS[name].check(value)
-    except PydanticKnownError as error:
-        raise fail(error.message()) from None
 
 
 def check_scores(num_prompt_tokens: int, prompt_logprobs: int | None) -> None:

@@ -78,12 +78,6 @@ def test_every_limit_belongs_to_a_field_or_a_query_parameter() -> None:
     assert LIMITS.keys() - of_fields == within_fields | of_queries
 
 
-def test_checked_raises_the_callers_error() -> None:
-    assert limits.checked("limit", 5, RequestError) == 5
-    with pytest.raises(RequestError, match="less than or equal to 100"):
-        limits.checked("limit", 101, RequestError)
-
-
 # --------------------------------------------------------------------------- the request models
 
 # The fields that each model requires in addition to the field under test.

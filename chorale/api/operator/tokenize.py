@@ -13,7 +13,7 @@ from starlette.routing import Route
 from chorale.api import limits
 from chorale.api.chat.prepare import built_in_tools, encode, prepare, read_rules
 from chorale.api.chat.request import parse_chat
-from chorale.api.fields import parse
+from chorale.api.fields import TokenId, parse
 from chorale.api.http.offload import HEAVY, beside
 from chorale.api.http.responses import json_response, read_as, read_json
 from chorale.api.state import ServerState, check_model
@@ -45,7 +45,7 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
-    tokens: Annotated[list[Annotated[int, limits.token_id()]], limits.items("prompt_tokens")]
+    tokens: Annotated[list[TokenId], limits.items("prompt_tokens")]
 
 
 def routes(state: ServerState) -> list[Route]:

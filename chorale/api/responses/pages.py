@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from pydantic_core import PydanticKnownError
 from starlette.datastructures import QueryParams
 
-from chorale.api import limits
 from chorale.api.fields import Include
+from chorale.api.limits import LIMITS
 from chorale.errors import invalid
 from chorale.tracing.ignored import unknown_field
 
@@ -61,8 +62,10 @@ def read_number(query: QueryParams, name: str, default: int, limit: str | None =
     text = query.get(name)
     if text is None:
         return default
-    value: Any = int(text) if _INTEGER.fullmatch(text) else text
-    return int(limits.checked(limit or name, value, lambda message: invalid(name, f"{message}")))
+    try:
+        return int(LIMITS[limit or name].check(int(text) if _INTEGER.fullmatch(text) else text))
+    except PydanticKnownError as error:
+        raise invalid(name, error.message()) from None
 
 
 def read_flag(query: QueryParams, name: str) -> bool:
