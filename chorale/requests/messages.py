@@ -72,9 +72,8 @@ def to_harmony(
     """
     converted: list[Message] = []
     calls: dict[str, str] = {}  # tool_call_id -> function name
-    for position in range(first, len(messages)):
-        message, path = messages[position], f"messages[{position}]"
-        role = message.get("role")
+    for position, message in enumerate(messages[first:], first):
+        path, role = f"messages[{position}]", message.get("role")
         if role in ("system", "developer"):
             if text := content_text(message, path):
                 converted.append(Message("developer", DeveloperContent(text)))

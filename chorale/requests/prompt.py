@@ -84,8 +84,7 @@ def prompt_head(
     if not instructions and not tools and answer is None and not servers:
         return [system]
     namespaces = (ToolNamespace(FUNCTIONS, about, tuple(tools)), *servers) if tools else servers
-    formats = () if answer is None else (answer,)
-    content = DeveloperContent(instructions or None, namespaces, formats)
+    content = DeveloperContent(instructions or None, namespaces, () if answer is None else (answer,))
     return [system, Message("developer", content)]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.responses import Response
+from functools import partial
+
 from starlette.routing import Route
 
 from chorale.api.completions.endpoint import create
@@ -13,7 +13,4 @@ __all__ = ["create", "routes"]
 
 
 def routes(state: ServerState) -> list[Route]:
-    async def handle(request: Request) -> Response:
-        return await create(state, request)
-
-    return [Route("/v1/completions", handle, methods=["POST"])]
+    return [Route("/v1/completions", partial(create, state), methods=["POST"])]

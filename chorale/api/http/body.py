@@ -95,10 +95,7 @@ def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
 
     Raises ``RequestError``: ``invalid_json`` or a more specific code.
     """
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the body is not UTF-8 (byte {error.start})", code="invalid_utf8") from None
+    text = _decoded(raw)
     if len(raw) > THREAD_BYTES or raw.count(b"[") + raw.count(b"{") > max_depth:
         _check_shape(raw, max_depth)
     try:
@@ -116,6 +113,13 @@ def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
     if "\\u" in text:
         _refuse_half_pairs(raw)
     return value
+
+
+def _decoded(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is not UTF-8 (byte {error.start})", code="invalid_utf8") from None
 
 
 def _check_shape(raw: bytes, max_depth: int) -> None:

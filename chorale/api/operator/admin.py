@@ -179,13 +179,10 @@ async def server_info(state: ServerState, request: Request) -> Response:
 
 def _sections(config: ServerConfig, info: EngineInfo, names: tuple[str, ...]) -> dict[str, Any]:
     """Returns vLLM's sections, with every fact about the engine in ``model_config``."""
-    ranks, replicas = info.tensor_parallel_size, config.data_parallel_size
+    model = {"dtype": f"torch.{info.dtype}", "served_model_name": list(names)}
+    ranks = info.tensor_parallel_size
     return {
-        "model_config": {
-            **msgspec.to_builtins(info),
-            "dtype": f"torch.{info.dtype}",
-            "served_model_name": list(names),
-        },
+        "model_config": msgspec.to_builtins(info) | model,
         "cache_config": {
             "block_size": info.block_size,
             "num_gpu_blocks": info.num_blocks,
@@ -195,7 +192,7 @@ def _sections(config: ServerConfig, info: EngineInfo, names: tuple[str, ...]) ->
         "parallel_config": {
             "tensor_parallel_size": ranks,
             "pipeline_parallel_size": 1,
-            "data_parallel_size": replicas,
+            "data_parallel_size": config.data_parallel_size,
             "world_size": ranks,
         },
         "scheduler_config": {"max_num_seqs": info.max_num_seqs},

@@ -24,7 +24,6 @@ _STORED = frozenset({"metadata", "store", "user", "safety_identifier", "service_
 HARMLESS: dict[str, str] = {
     **{name: why for name, why in fields.HARMLESS.items() if name not in _STORED},
     "skip_special_tokens": "special tokens are not part of the text",
-    "prompt_cache_options": "the prefix cache finds equal prefixes by itself",
     "access_programs": "a setting of OpenAI accounts",
     "image": "a setting for images; image parts are refused",
     "client_metadata": "labels that Codex sends for OpenAI's own logs",

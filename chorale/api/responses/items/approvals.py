@@ -31,14 +31,13 @@ def approved_calls(
             continue
         path = f"input[{position}].approval_request_id"
         request_id = stored.item["approval_request_id"]
-        request = requests.get(request_id)
-        if request is None:
+        if request_id not in requests:
             raise invalid(path, f"no approval request with id {request_id[:128]!r}")
         if request_id in answered:
             raise invalid(path, f"{request_id[:128]!r} is answered twice")
         answered.add(request_id)
         if stored.item["approve"] and request_id not in called:
-            found.append(_call(request, path, box, vocab))
+            found.append(_call(requests[request_id], path, box, vocab))
     return found
 
 
