@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from chorale.errors import invalid, unsupported
+from chorale.requests.readers import optional_flag, optional_mapping, optional_string
 from chorale.tools.contract import (
     BuiltInRequest,
     CodeInterpreterRequest,
@@ -37,12 +38,9 @@ _MCP_KEYS = {
 }  # fmt: skip
 
 
-# --------------------------------------------------------------------------- reading
-
-
 def read_web_search(tool: Mapping[str, Any], path: str) -> WebSearchRequest:
     """Raises ``RequestError`` naming the field."""
-    filters = _object(tool, "filters", path)
+    filters = optional_mapping(tool, "filters", path)
     domains = filters.get("allowed_domains") or []
     if not isinstance(domains, list) or not all(isinstance(domain, str) and domain for domain in domains):
         raise invalid(f"{path}.filters.allowed_domains", "must be a list of domains")
@@ -54,25 +52,22 @@ def read_web_search(tool: Mapping[str, Any], path: str) -> WebSearchRequest:
     kinds = tool.get("search_content_types")
     if kinds is not None and not (isinstance(kinds, list) and "text" in kinds):
         raise unsupported(f"{path}.search_content_types", "the model takes text only")
-    access = tool.get("external_web_access")
-    if not isinstance(access, bool | None):
-        raise invalid(f"{path}.external_web_access", "must be true or false")
-    location = _object(tool, "user_location", path)
-    location = _object(location, "approximate", f"{path}.user_location") or location  # Chat's nesting
+    access = optional_flag(tool, "external_web_access", path)
+    location = optional_mapping(tool, "user_location", path)
+    # Chat nests the location.
+    nested = optional_mapping(location, "approximate", f"{path}.user_location")
     return WebSearchRequest(
         allowed_domains=tuple(domains),
         context_size=_SIZES[size],
         external_access=access is not False,
-        user_location=_location(location, f"{path}.user_location"),
+        user_location=_location(nested or location, f"{path}.user_location"),
     )
 
 
 def _location(location: Mapping[str, Any], path: str) -> str | None:
     parts = []
     for key in ("city", "region", "country", "timezone"):
-        value = location.get(key)
-        if not isinstance(value, str | None):
-            raise invalid(f"{path}.{key}", "must be a string")
+        value = optional_string(location, key, path)
         if value and key != "timezone":
             parts.append(value[:100])
     return ", ".join(parts) or None
@@ -89,7 +84,8 @@ def read_code_interpreter(tool: Mapping[str, Any], path: str) -> CodeInterpreter
         raise invalid(f"{path}.container", "must be an id, or an object of type auto")
     if container.get("file_ids"):
         raise unsupported(f"{path}.container.file_ids", "there are no uploaded files here")
-    if _object(container, "network_policy", f"{path}.container").get("type", "disabled") != "disabled":
+    policy = optional_mapping(container, "network_policy", f"{path}.container")
+    if policy.get("type", "disabled") != "disabled":
         raise unsupported(f"{path}.container.network_policy", "code has no network here")
     limit = container.get("memory_limit")
     if limit is not None and (not isinstance(limit, str) or limit not in _MEMORY):
@@ -123,7 +119,7 @@ def read_mcp(tool: Mapping[str, Any], path: str, *, approvals: bool) -> McpReque
     if callers is not None and not (isinstance(callers, list) and "direct" in callers):
         raise unsupported(f"{path}.allowed_callers", "the model calls directly")
     names, read_only = _read_filter(tool.get("allowed_tools"), f"{path}.allowed_tools")
-    url = _text(tool, "server_url", path)
+    url = optional_string(tool, "server_url", path)
     label = label if url is not None else own_label(label)
     asked = tool.get("require_approval")
     if asked is None and url is None:
@@ -133,13 +129,13 @@ def read_mcp(tool: Mapping[str, Any], path: str, *, approvals: bool) -> McpReque
         server_label=label,
         server_url=url,
         headers=_headers(tool, path),
-        authorization=_text(tool, "authorization", path),
+        authorization=optional_string(tool, "authorization", path),
         allowed_tools=names,
         read_only=read_only,
         require_approval=require,
         never_approve=never,
         always_approve=always,
-        description=_text(tool, "server_description", path),
+        description=optional_string(tool, "server_description", path),
     )
 
 
@@ -149,9 +145,7 @@ def _read_filter(value: Any, path: str) -> tuple[frozenset[str] | None, bool | N
         return None, None
     names, read_only = value, None
     if isinstance(value, Mapping):
-        names, read_only = value.get("tool_names"), value.get("read_only")
-        if not isinstance(read_only, bool | None):
-            raise invalid(f"{path}.read_only", "must be true or false")
+        names, read_only = value.get("tool_names"), optional_flag(value, "read_only", path)
     if names is None:
         return None, read_only
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -238,22 +232,3 @@ def _named(names: Sequence[str], path: str) -> list[tuple[str, dict[str, Any]]]:
         if name not in types:
             raise invalid(path, f"{name[:64]!r} is not one of {', '.join(types)}")
     return [(path, {"type": types[name]}) for name in dict.fromkeys(names)]
-
-
-# --------------------------------------------------------------------------- small readers
-
-
-def _object(value: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
-    inner = value.get(key)
-    if inner is None:
-        return {}
-    if not isinstance(inner, Mapping):
-        raise invalid(f"{path}.{key}", "must be an object")
-    return inner
-
-
-def _text(tool: Mapping[str, Any], key: str, path: str) -> str | None:
-    value = tool.get(key)
-    if not isinstance(value, str | None):
-        raise invalid(f"{path}.{key}", "must be a string")
-    return value

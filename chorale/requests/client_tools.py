@@ -17,6 +17,7 @@ from chorale.grammar import constraint as make
 from chorale.grammar.constraint import Constraint
 from chorale.harmony.messages import FUNCTIONS, ToolDescription
 from chorale.requests.prompt import function_tool, tool_name
+from chorale.requests.readers import read_string
 from chorale.turns.functions import CallForm, Function
 
 _STRINGS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
@@ -126,9 +127,7 @@ def _format(value: Any, param: str) -> tuple[Constraint, str] | None:
     nested = value.get("grammar")  # Chat's shape
     if isinstance(nested, Mapping):
         value, param = nested, f"{param}.grammar"
-    definition, syntax = value.get("definition"), value.get("syntax")
-    if not isinstance(definition, str) or not definition:
-        raise invalid(f"{param}.definition", "must be a string")
+    definition, syntax = read_string(value, "definition", param), value.get("syntax")
     if syntax not in ("lark", "regex"):
         raise invalid(f"{param}.syntax", "must be 'lark' or 'regex'")
     made = (make.lark if syntax == "lark" else make.regex)(definition, f"{param}.definition")

@@ -16,6 +16,7 @@ from chorale.grammar import constraint as make
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.matcher import to_lark
 from chorale.harmony.messages import ResponseFormat
+from chorale.requests.readers import optional_flag, optional_string
 from chorale.tracing.ignored import unknown_field
 
 DEFAULT_NAME = "response"
@@ -87,11 +88,8 @@ def _read_schema(value: Mapping[str, Any], param: str) -> Structured:
     name = value.get("name", DEFAULT_NAME)
     if not isinstance(name, str) or not 1 <= len(name) <= 64 or not name.isprintable():
         raise invalid(f"{param}.name", "must be a string of 1 to 64 characters")
-    description = value.get("description")
-    if not isinstance(description, str | None):
-        raise invalid(f"{param}.description", "must be a string")
-    if not isinstance(value.get("strict"), bool | None):
-        raise invalid(f"{param}.strict", "must be true or false")
+    description = optional_string(value, "description", param)
+    optional_flag(value, "strict", param)
     constraint = make.json_schema(schema, f"{param}.schema")
     return Structured(constraint, ResponseFormat(name, schema, description))
 

@@ -29,6 +29,7 @@ from chorale.harmony.messages import (
 from chorale.requests.effort import take_effort
 from chorale.requests.files import inline_file
 from chorale.requests.prompt import AUTHOR_NAME, tool_name
+from chorale.requests.readers import optional_string, read_arguments, read_string
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
@@ -101,7 +102,7 @@ def _assistant(
     if reasoning:
         converted.append(Message("assistant", reasoning, channel="analysis"))
     made = _calls(message, path, calls, freeform)
-    content = content_text(message, path) or _optional_text(message, "refusal", path)
+    content = content_text(message, path) or optional_string(message, "refusal", path)
     if content:
         converted.append(Message("assistant", content, channel="commentary" if made else "final"))
     elif content == "" and not made and not reasoning:
@@ -111,7 +112,7 @@ def _assistant(
 
 def reasoning_text(message: Mapping[str, Any], path: str) -> str | None:
     """Returns ``reasoning`` or ``reasoning_content``; clients send either or both."""
-    return _optional_text(message, "reasoning", path) or _optional_text(message, "reasoning_content", path)
+    return optional_string(message, "reasoning", path) or optional_string(message, "reasoning_content", path)
 
 
 def _calls(
@@ -126,9 +127,7 @@ def _calls(
         kind = (call.get("type") or "function") if isinstance(call, Mapping) else None
         if kind not in ("function", "custom"):
             raise invalid(f"{call_path}.type", "must be 'function' or 'custom'")
-        call_id = call.get("id")
-        if not isinstance(call_id, str) or not call_id:
-            raise invalid(f"{call_path}.id", "must be a string")
+        call_id = read_string(call, "id", call_path)
         read = call.get(kind)
         if kind == "custom":
             call_message = _custom_call(read, f"{call_path}.custom", freeform)
@@ -145,20 +144,14 @@ def _call(function: Any, path: str) -> Message:
     if not isinstance(function, Mapping):
         raise invalid(path, "must be an object with name and arguments")
     name = tool_name(function.get("name"), f"{path}.name")
-    arguments = function.get("arguments")
-    if isinstance(arguments, Mapping):  # some clients send parsed arguments
-        arguments = msgspec.json.encode(arguments).decode()
-    if not isinstance(arguments, str | None):
-        raise invalid(f"{path}.arguments", "must be a string")
-    return function_call(name, arguments or "{}")
+    return function_call(name, read_arguments(function, path))
 
 
 def _custom_call(custom: Any, path: str, freeform: Collection[str]) -> Message:
     if not isinstance(custom, Mapping):
         raise invalid(path, "must be an object with name and input")
-    name, text = tool_name(custom.get("name"), f"{path}.name"), custom.get("input")
-    if not isinstance(text, str):
-        raise invalid(f"{path}.input", "must be a string")
+    name = tool_name(custom.get("name"), f"{path}.name")
+    text = read_string(custom, "input", path, empty=True)
     is_text = name in freeform
     arguments = text if is_text else msgspec.json.encode({"input": text}).decode()
     return function_call(name, arguments, is_json=not is_text)
@@ -214,13 +207,6 @@ def _part_text(part: Any, path: str) -> str:
     raise unsupported_content(
         path, f"parts of type '{kind[:64]}' are not supported: the model takes text only"
     )
-
-
-def _optional_text(message: Mapping[str, Any], key: str, path: str) -> str | None:
-    value = message.get(key)
-    if value is not None and not isinstance(value, str):
-        raise invalid(f"{path}.{key}", "must be a string")
-    return value
 
 
 def _author(message: Mapping[str, Any], path: str) -> str | None:

@@ -26,6 +26,7 @@ from chorale.harmony.messages import (
     ToolNamespace,
 )
 from chorale.harmony.vocab import CHANNEL, MESSAGE, Vocabulary
+from chorale.requests.readers import optional_flag, optional_string
 from chorale.tools.contract import ToolBox
 from chorale.turns.functions import Function
 
@@ -108,11 +109,8 @@ def tool_name(value: object, path: str) -> str:
 def function_tool(function: Mapping[str, Any], param: str) -> ToolDescription:
     """Returns a declared function with checked name and schema. Raises ``RequestError``."""
     name = tool_name(function.get("name"), f"{param}.name")
-    description = function.get("description")
-    if description is not None and not isinstance(description, str):
-        raise invalid(f"{param}.description", "must be a string")
-    if not isinstance(function.get("strict"), bool | None):
-        raise invalid(f"{param}.strict", "must be true or false")
+    description = optional_string(function, "description", param)
+    optional_flag(function, "strict", param)
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise invalid(f"{param}.parameters", "must be a JSON Schema object")

@@ -31,6 +31,7 @@ from chorale.requests.messages import (
     to_harmony,
 )
 from chorale.requests.prompt import at, check_distinct, open_message, prompt_head, read_function
+from chorale.requests.readers import read_mapping, read_string
 from chorale.requests.tool_choice import read_tool_choice
 from chorale.tools.contract import BuiltInRequest, ToolBox
 from chorale.turns.built_in.availability import check_available
@@ -205,12 +206,8 @@ def _is_built_in(tool: Mapping[str, Any]) -> bool:
 
 
 def _function(tool: Mapping[str, Any], path: str) -> Function:
-    kind = tool.get("type")
-    if not isinstance(kind, str):
-        raise invalid(f"{path}.type", "must be a string")
-    declared, path = tool.get(kind), f"{path}.{kind}"
-    if not isinstance(declared, Mapping):
-        raise invalid(path, "must be an object")
+    kind = read_string(tool, "type", path, empty=True)
+    declared, path = read_mapping(tool, kind, path), f"{path}.{kind}"
     return custom_tool(declared, path) if kind == "custom" else read_function(declared, path)
 
 

@@ -11,6 +11,7 @@ from chorale.api import fields, limits
 from chorale.api.fields import Metadata, Refusal, StreamedFields
 from chorale.errors import invalid, unsupported
 from chorale.requests.formats import check_keys
+from chorale.requests.readers import optional_string
 
 _STORED = ("metadata", "store")  # harmless if nothing is stored
 HARMLESS: dict[str, str] = {name: why for name, why in fields.HARMLESS.items() if name not in _STORED} | {
@@ -121,8 +122,7 @@ def _check_template(chat: ChatRequest) -> None:
     names = kwargs.get("builtin_tools") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise invalid("chat_template_kwargs.builtin_tools", "must be a list of names")
-    if not isinstance(kwargs.get("model_identity"), str | None):
-        raise invalid("chat_template_kwargs.model_identity", "must be a string")
+    optional_string(kwargs, "model_identity", "chat_template_kwargs")
     check_keys(chat.reasoning or {}, ("effort", "summary", "generate_summary"), "reasoning")
     if chat.add_generation_prompt is not None and chat.add_generation_prompt == chat.continue_final_message:
         raise invalid("add_generation_prompt", "may be false only together with continue_final_message")

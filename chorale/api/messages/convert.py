@@ -17,6 +17,7 @@ from chorale.errors import invalid, unsupported_content
 from chorale.harmony.messages import FUNCTIONS, DeveloperContent, Message, function_call, tool_result
 from chorale.harmony.vocab import Vocabulary
 from chorale.requests.prompt import tool_name
+from chorale.requests.readers import read_mapping, read_string
 
 Block = Mapping[str, Any]
 _ROLES = ("user", "assistant", "system")
@@ -71,18 +72,16 @@ class Converter:
 
     def _thinking(self, block: Block, path: str) -> list[Message]:
         """Converts thinking to its signature's tokens, or to its text if the signature does not fit."""
-        text = _string(block, "thinking", path)
+        text = read_string(block, "thinking", path, empty=True)
         read = self._reasoning.read(block.get("signature"), text, f"{path}.signature")
         if read is not None:
             return [Message("assistant", text, channel="analysis", token_ids=read[1])]
         return [Message("assistant", text, channel="analysis")] if text else []
 
     def _call(self, block: Block, path: str) -> Message:
-        call_id, name = _string(block, "id", path), block.get("name")
-        name = tool_name(name, f"{path}.name")
-        given = block.get("input")
-        if not isinstance(given, Mapping):
-            raise invalid(f"{path}.input", "must be an object")
+        call_id = read_string(block, "id", path, empty=True)
+        name = tool_name(block.get("name"), f"{path}.name")
+        given = read_mapping(block, "input", path)
         self._calls[call_id] = name
         return function_call(name, msgspec.json.encode(given).decode())
 
@@ -149,7 +148,7 @@ def _text(block: Block, path: str) -> str:
 
 
 def _plain(block: Block, path: str) -> str:
-    return _string(block, "text", path)
+    return read_string(block, "text", path, empty=True)
 
 
 def _document(block: Block, path: str) -> str:
@@ -162,7 +161,7 @@ def _document(block: Block, path: str) -> str:
             f"documents of type {str(kind)[:64]!r} are not supported: the model takes text",
         )
     if kind == "text":
-        text = _string(source, "data", f"{path}.source")
+        text = read_string(source, "data", f"{path}.source", empty=True)
     else:
         parts = blocks_of(source, f"{path}.source")
         text = "\n\n".join(_text(part, f"{path}.source.content[{i}]") for i, part in enumerate(parts))
@@ -176,18 +175,11 @@ def _search_result(block: Block, path: str) -> str:
 
 
 def _reference(block: Block, path: str) -> str:
-    return _string(block, "tool_name", path)
+    return read_string(block, "tool_name", path, empty=True)
 
 
 def _titled(heads: Sequence[Any], text: str) -> str:
     return "\n\n".join([*(head for head in heads if isinstance(head, str) and head), text])
-
-
-def _string(block: Block, key: str, path: str) -> str:
-    value = block.get(key)
-    if not isinstance(value, str):
-        raise invalid(f"{path}.{key}", "must be a string")
-    return value
 
 
 _READERS: dict[str, Callable[[Block, str], str]] = {

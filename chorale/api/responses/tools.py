@@ -25,6 +25,7 @@ from chorale.requests.client_tools import (
     tool_search,
 )
 from chorale.requests.prompt import check_distinct, read_function
+from chorale.requests.readers import optional_mapping, optional_string, read_string
 from chorale.requests.tool_choice import read_tool_choice
 from chorale.turns.functions import Function
 from chorale.turns.rules import ToolChoice
@@ -94,9 +95,7 @@ def read_functions(tools: Sequence[Mapping[str, Any]], path: str) -> tuple[list[
 
 def _read(tool: Mapping[str, Any], path: str) -> Function | None:
     """Returns the function of a tool that the client runs, or None for other tools."""
-    kind = tool.get("type")
-    if not isinstance(kind, str) or not kind:
-        raise invalid(f"{path}.type", "must be a string")
+    kind = read_string(tool, "type", path)
     if kind == "function":
         return read_function(_flatten(tool, path), path)
     if kind == "custom":
@@ -123,11 +122,10 @@ def _is_local(tool: Mapping[str, Any]) -> bool:
 
 def _namespace(tool: Mapping[str, Any], path: str) -> tuple[list[Function], list[str]]:
     name = namespace_name(tool, path)
-    members, description = tool.get("tools"), tool.get("description")
+    members = tool.get("tools")
     if not isinstance(members, list) or not all(isinstance(member, Mapping) for member in members):
         raise invalid(f"{path}.tools", "must be a list of tools")
-    if not isinstance(description, str | None):
-        raise invalid(f"{path}.description", "must be a string")
+    description = optional_string(tool, "description", path)
     found: list[Function] = []
     for position, member in enumerate(members):
         tool_path = f"{path}.tools[{position}]"
@@ -150,10 +148,7 @@ def shown_tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 def _nested(tool: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
     """Converts a tool from Chat's nested form to the flat form of Responses."""
-    inner = tool.get(key)
-    if inner is not None and not isinstance(inner, Mapping):
-        raise invalid(f"{path}.{key}", "must be an object")
-    return tool if inner is None else {**tool, **inner}
+    return {**tool, **optional_mapping(tool, key, path)}
 
 
 def _flatten(tool: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chorale.api.responses.items.fields import read_id, read_status, read_string
+from chorale.api.responses.items.fields import read_id, read_status
 from chorale.errors import RequestError, invalid
+from chorale.requests.readers import optional_string, read_string
 from chorale.store.protocol import Item, present
 
 
@@ -17,8 +18,7 @@ def _web_search_call(item: Mapping[str, Any], path: str) -> Item:
     if not isinstance(action, Mapping) or action.get("type") not in ("search", "open_page", "find_in_page"):
         raise invalid(f"{path}.action", "must be a search, open_page or find_in_page action")
     for key in ("query", "url", "pattern"):
-        if not isinstance(action.get(key), str | None):
-            raise invalid(f"{path}.action.{key}", "must be a string")
+        optional_string(action, key, f"{path}.action")
     queries = action.get("queries") or []
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
         raise invalid(f"{path}.action.queries", "must be a list of strings")
@@ -30,9 +30,7 @@ def _web_search_call(item: Mapping[str, Any], path: str) -> Item:
 
 
 def _code_interpreter_call(item: Mapping[str, Any], path: str) -> Item:
-    code, outputs = item.get("code"), item.get("outputs")
-    if not isinstance(code, str | None):
-        raise invalid(f"{path}.code", "must be a string")
+    code, outputs = optional_string(item, "code", path), item.get("outputs")
     if not isinstance(outputs, list | None):
         raise invalid(f"{path}.outputs", "must be a list")
     for position, output in enumerate(outputs or []):
@@ -54,15 +52,12 @@ def _code_interpreter_call(item: Mapping[str, Any], path: str) -> Item:
 
 
 def _mcp_call(item: Mapping[str, Any], path: str) -> Item:
-    output = item.get("output")
-    if not isinstance(output, str | None):
-        raise invalid(f"{path}.output", "must be a string")
     return {
         "id": read_id(item, "mcp"),
         "type": "mcp_call",
         "status": read_status(item),
         **_named(item, path),
-        "output": output,
+        "output": optional_string(item, "output", path),
         "error": item.get("error"),
         "approval_request_id": item.get("approval_request_id"),
     }
@@ -73,13 +68,10 @@ def _mcp_approval_request(item: Mapping[str, Any], path: str) -> Item:
 
 
 def _named(item: Mapping[str, Any], path: str) -> Item:
-    arguments = item.get("arguments")
-    if not isinstance(arguments, str | None):
-        raise invalid(f"{path}.arguments", "must be a string")
     return {
         "server_label": read_string(item, "server_label", path),
         "name": read_string(item, "name", path),
-        "arguments": arguments or "{}",
+        "arguments": optional_string(item, "arguments", path) or "{}",
     }
 
 
@@ -95,17 +87,15 @@ def _mcp_list_tools(item: Mapping[str, Any], path: str) -> Item:
 
 
 def _mcp_approval_response(item: Mapping[str, Any], path: str) -> Item:
-    approve, reason = item.get("approve"), item.get("reason")
+    approve = item.get("approve")
     if not isinstance(approve, bool):
         raise invalid(f"{path}.approve", "must be true or false")
-    if not isinstance(reason, str | None):
-        raise invalid(f"{path}.reason", "must be a string")
     return {
         "id": read_id(item, "mcpa"),
         "type": "mcp_approval_response",
         "approval_request_id": read_string(item, "approval_request_id", path),
         "approve": approve,
-        **present(reason=reason),
+        **present(reason=optional_string(item, "reason", path)),
     }
 
 

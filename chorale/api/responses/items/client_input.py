@@ -5,30 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
-from chorale.api.responses.items.fields import read_id, read_parts, read_status, read_string
+from chorale.api.responses.items.fields import read_id, read_parts, read_status
 from chorale.api.responses.tools import shown_tool
 from chorale.errors import invalid, unsupported
 from chorale.requests.prompt import TOOL_NAME
+from chorale.requests.readers import optional_string, read_arguments, read_mapping, read_string
 from chorale.store.protocol import Item, present
 
 _OPERATIONS = ("create_file", "update_file", "delete_file")
 
 
 def _function_call(item: Mapping[str, Any], path: str) -> Item:
-    arguments = item.get("arguments")
-    if isinstance(arguments, Mapping):  # some clients parse the string and send the object
-        arguments = msgspec.json.encode(arguments).decode()
-    if not isinstance(arguments, str | None):
-        raise invalid(f"{path}.arguments", "must be a string")
-    return _call(item, "fc", path) | _name(item, path) | {"arguments": arguments or "{}"}
+    return _call(item, "fc", path) | _name(item, path) | {"arguments": read_arguments(item, path)}
 
 
 def _custom_tool_call(item: Mapping[str, Any], path: str) -> Item:
-    given = item.get("input")
-    if not isinstance(given, str):
-        raise invalid(f"{path}.input", "must be a string")
+    given = read_string(item, "input", path, empty=True)
     return _call(item, "ctc", path) | _name(item, path) | {"input": given}
 
 
@@ -54,7 +46,7 @@ def _name(item: Mapping[str, Any], path: str) -> Item:
 
 
 def _local_shell_call(item: Mapping[str, Any], path: str) -> Item:
-    given = _object(item, "action", path)
+    given = read_mapping(item, "action", path)
     action = {
         "type": "exec",
         "command": _strings(given, "command", f"{path}.action"),
@@ -65,7 +57,7 @@ def _local_shell_call(item: Mapping[str, Any], path: str) -> Item:
 
 
 def _shell_call(item: Mapping[str, Any], path: str) -> Item:
-    given = _object(item, "action", path)
+    given = read_mapping(item, "action", path)
     action = {
         "commands": _strings(given, "commands", f"{path}.action"),
         "timeout_ms": given.get("timeout_ms"),
@@ -75,16 +67,14 @@ def _shell_call(item: Mapping[str, Any], path: str) -> Item:
 
 
 def _apply_patch_call(item: Mapping[str, Any], path: str) -> Item:
-    given = _object(item, "operation", path)
+    given = read_mapping(item, "operation", path)
     kind = given.get("type")
     if kind not in _OPERATIONS:
         raise invalid(f"{path}.operation.type", f"must be one of {', '.join(_OPERATIONS)}")
     # Empty strings are allowed: the client reports a missing path to the model and sends the call back.
     operation = {"type": kind}
     for key in ("path",) if kind == "delete_file" else ("path", "diff"):
-        if not isinstance(given.get(key), str):
-            raise invalid(f"{path}.operation.{key}", "must be a string")
-        operation[key] = given[key]
+        operation[key] = read_string(given, key, f"{path}.operation", empty=True)
     return _call(item, "apc", path) | {"operation": operation}
 
 
@@ -150,11 +140,10 @@ def _shell_output(part: Mapping[str, Any], path: str) -> Item:
 
 
 def _apply_patch_call_output(item: Mapping[str, Any], path: str) -> Item:
-    status, output = item.get("status"), item.get("output")
+    status = item.get("status")
     if status not in ("completed", "failed"):
         raise invalid(f"{path}.status", "must be 'completed' or 'failed'")
-    if not isinstance(output, str | None):
-        raise invalid(f"{path}.output", "must be a string")
+    output = optional_string(item, "output", path)
     return _call(item, "apo", path) | {"status": status} | present(output=output)
 
 
@@ -181,13 +170,6 @@ def _tools(item: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise invalid(f"{path}.tools", "must be a list of tools")
     return [shown_tool(tool, f"{path}.tools[{index}]") for index, tool in enumerate(tools)]
-
-
-def _object(item: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
-    value = item.get(key)
-    if not isinstance(value, Mapping):
-        raise invalid(f"{path}.{key}", "must be an object")
-    return value
 
 
 def _strings(given: Mapping[str, Any], key: str, path: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from chorale.errors import RequestError, invalid, unsupported_content
 from chorale.ids import new_id
 from chorale.requests.files import inline_file
+from chorale.requests.readers import read_string
 from chorale.store.protocol import ITEM_ID
 
 TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
@@ -21,13 +22,6 @@ def read_id(item: Mapping[str, Any], prefix: str) -> str:
 
 def read_status(item: Mapping[str, Any]) -> str:
     return "incomplete" if item.get("status") == "incomplete" else "completed"
-
-
-def read_string(item: Mapping[str, Any], key: str, path: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str) or (not value and key != "text"):
-        raise invalid(f"{path}.{key}", "must be a string")
-    return value
 
 
 def read_type(part: Any, path: str) -> str:
@@ -56,7 +50,7 @@ def _part(part: Any, role: str, path: str) -> dict[str, Any]:
         return _text_part(inline_file(part, path, kind), role)
     if kind not in TEXT_PARTS:
         raise unsupported_part(kind, path)
-    return _text_part(read_string(part, "text", path), role)
+    return _text_part(read_string(part, "text", path, empty=True), role)
 
 
 def _text_part(text: str, role: str) -> dict[str, Any]:

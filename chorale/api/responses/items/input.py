@@ -18,12 +18,12 @@ from chorale.api.responses.items.fields import (
     read_id,
     read_parts,
     read_status,
-    read_string,
     read_type,
     unsupported_part,
 )
 from chorale.api.responses.items.text import item_text
 from chorale.errors import RequestError, invalid
+from chorale.requests.readers import read_string
 from chorale.store.protocol import Item
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -96,7 +96,7 @@ def _reasoning_texts(parts: Any, path: str) -> list[str]:
         kind = read_type(part, f"{path}[{position}]")
         if kind not in _REASONING_PARTS:
             raise unsupported_part(kind, f"{path}[{position}]")
-        texts.append(read_string(part, "text", f"{path}[{position}]"))
+        texts.append(read_string(part, "text", f"{path}[{position}]", empty=True))
     return texts
 
 
