@@ -21,12 +21,7 @@ from chorale.requests.readers import read_string
 from chorale.turns.functions import CallForm, Function
 
 _STRINGS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
-_INPUT = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
+PATCH_OPERATIONS = ("create_file", "update_file", "delete_file")
 
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:
@@ -59,7 +54,7 @@ _APPLY_PATCH = ToolDescription(
     "behind lines of @@; of a new file every line begins with +. To delete a file, leave it empty.",
     _object(
         ["type", "path", "diff"],
-        type={"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+        type={"type": "string", "enum": list(PATCH_OPERATIONS)},
         path={"type": "string"},
         diff={"type": "string"},
     ),
@@ -109,7 +104,9 @@ def custom_tool(value: Mapping[str, Any], param: str) -> Function:
     text = _format(value.get("format"), f"{param}.format")
     form = CallForm("custom_tool_call", tool.name, wrapped=text is None)
     if text is None:
-        return Function(replace(tool, parameters=_INPUT), False, param, form)
+        return Function(
+            replace(tool, parameters=_object(["input"], input={"type": "string"})), False, param, form
+        )
     constraint, note = text
     described = ToolDescription(tool.name, f"{tool.description}\n\n{note}".lstrip(), {"type": "string"})
     return Function(described, False, param, form, constraint)

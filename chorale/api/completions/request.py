@@ -66,7 +66,7 @@ def parse_completion(data: Mapping[str, Any]) -> CompletionRequest:
     return completion
 
 
-async def encode_prompts(value: Any, vocab: Vocabulary, *, echo: bool = False) -> list[CompletionPrompt]:
+async def encode_prompts(value: Any, vocab: Vocabulary, *, echo: bool) -> list[CompletionPrompt]:
     """Encodes a prompt or a list of prompts, as text or ids. Long texts do not block the event loop."""
     return await beside(lambda: _encode_all(value, vocab, echo), heavy=is_heavy(value))
 

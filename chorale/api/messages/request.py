@@ -110,22 +110,22 @@ class MessagesRequest(CountRequest):
 
 def parse_messages(data: Mapping[str, Any]) -> MessagesRequest:
     """Validates a body. Raises ``RequestError`` for the first invalid, unknown or unsupported field."""
-    request = parse_model(MessagesRequest, _triage(data, MessagesRequest))
+    request = parse_model(MessagesRequest, _triage(data))
     _check(request)
     return request
 
 
 def parse_count(data: Mapping[str, Any]) -> CountRequest:
     """Validates a body of count_tokens. Ignores fields that only POST /v1/messages uses."""
-    kept = _triage(data, MessagesRequest)
     known = CountRequest.model_fields
-    request = parse_model(CountRequest, {name: value for name, value in kept.items() if name in known})
+    kept = {name: value for name, value in _triage(data).items() if name in known}
+    request = parse_model(CountRequest, kept)
     _check(request)
     return request
 
 
-def _triage(data: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    honoured = [name for name in model.model_fields if name not in REFUSED]
+def _triage(data: Mapping[str, Any]) -> dict[str, Any]:
+    honoured = [name for name in MessagesRequest.model_fields if name not in REFUSED]
     return fields.triage(data, honoured, HARMLESS, REFUSED)
 
 

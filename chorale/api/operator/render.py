@@ -25,6 +25,7 @@ from chorale.api.http.responses import large_response, read_as
 from chorale.api.limits import SIZES
 from chorale.api.messages.prepare import prepare as prepare_message
 from chorale.api.messages.request import MessagesRequest, parse_messages
+from chorale.api.operator.tokenize import HEAVY_TOKENS
 from chorale.api.responses.prepare import prepare as prepare_response
 from chorale.api.responses.request import ResponsesRequest, parse_request
 from chorale.api.state import ServerState, check_model
@@ -35,7 +36,6 @@ from chorale.turns.built_in.open import close_tools
 from chorale.turns.functions import Function
 from chorale.turns.request import TurnRequest
 
-_HEAVY_TOKENS = 8 * 1024
 # Fields of vLLM's ``sampling_params`` that have the same names in ``SamplingSpec``.
 _SAMPLING = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
@@ -109,7 +109,7 @@ def _name(request: Request, data: Mapping[str, Any]) -> str:
 
 
 def _is_heavy(turns: Sequence[TurnRequest]) -> bool:
-    return sum(len(turn.prompt_token_ids) for turn in turns) > _HEAVY_TOKENS
+    return sum(len(turn.prompt_token_ids) for turn in turns) > HEAVY_TOKENS
 
 
 def _placed(

@@ -22,7 +22,7 @@ from chorale.harmony.vocab import Vocabulary
 from chorale.requests.prompt import at
 from chorale.turns.built_in.open import close_tools
 
-_HEAVY_TOKENS = 8 * 1024  # longer lists are decoded in a thread: a million tokens take half a second
+HEAVY_TOKENS = 8 * 1024  # longer lists are decoded in a thread: a million tokens take half a second
 
 
 class Shown(BaseModel):
@@ -96,7 +96,7 @@ async def encode_prompt(vocab: Vocabulary, text: str) -> list[int]:
 
 async def _answer(state: ServerState, token_ids: list[int], with_strings: bool) -> Response:
     describe = partial(_describe, state, token_ids, with_strings)
-    return await beside(describe, heavy=len(token_ids) > _HEAVY_TOKENS)
+    return await beside(describe, heavy=len(token_ids) > HEAVY_TOKENS)
 
 
 def _describe(state: ServerState, token_ids: list[int], with_strings: bool) -> Response:

@@ -122,12 +122,9 @@ def _is_local(tool: Mapping[str, Any]) -> bool:
 
 def _namespace(tool: Mapping[str, Any], path: str) -> tuple[list[Function], list[str]]:
     name = namespace_name(tool, path)
-    members = tool.get("tools")
-    if not isinstance(members, list) or not all(isinstance(member, Mapping) for member in members):
-        raise invalid(f"{path}.tools", "must be a list of tools")
     description = optional_string(tool, "description", path)
     found: list[Function] = []
-    for position, member in enumerate(members):
+    for position, member in enumerate(list_tools(tool, path)):
         tool_path = f"{path}.tools[{position}]"
         if member.get("type") not in ("function", "custom"):
             raise invalid(f"{tool_path}.type", "must be 'function' or 'custom'")
@@ -135,6 +132,14 @@ def _namespace(tool: Mapping[str, Any], path: str) -> tuple[list[Function], list
         assert function is not None
         found.append(in_namespace(function, name))
     return found, [f"{prompt_name('*', name)}: {description}"] if description else []
+
+
+def list_tools(given: Mapping[str, Any], path: str) -> list[Mapping[str, Any]]:
+    """Returns the field ``tools``. Checks only that it is a list of objects."""
+    tools = given.get("tools")
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise invalid(f"{path}.tools", "must be a list of tools")
+    return tools
 
 
 def shown_tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:

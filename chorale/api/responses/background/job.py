@@ -24,6 +24,7 @@ from chorale.tracing.context import RequestContext
 logger = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 2**20  # size of the unwritten events above which the turn pauses
+_FLUSH_SECONDS = 0.05
 _RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)  # delays between attempts to write
 
 
@@ -35,7 +36,6 @@ class Job:
         run: Run,
         store: ResponseStore,
         server_id: str,
-        flush_seconds: float = 0.05,
         *,
         request: bytes | None = None,
         resumed: bool = False,
@@ -45,7 +45,6 @@ class Job:
         self._store = store
         self._rows = store.background
         self._server_id = server_id
-        self._flush_seconds = flush_seconds
         self._request = request
         self._resumed = resumed
         self._left = False  # the response waits for another server
@@ -182,7 +181,7 @@ class Job:
                 break
             if not await self._append():
                 return False
-            await asyncio.wait({produce}, timeout=self._flush_seconds)
+            await asyncio.wait({produce}, timeout=_FLUSH_SECONDS)
         return True
 
     async def _append(self) -> bool:

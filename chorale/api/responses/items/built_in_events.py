@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from chorale.api.responses.dialects import Event
 from chorale.api.responses.items.built_in import action_object, action_of_progress
 from chorale.api.responses.items.objects import ResponseBuilder, is_void
 from chorale.turns.events import FoldedItem, ItemClosed, OutputEvent, ToolOutcome, ToolProgressed, ToolStarted
-
-Event = tuple[str, dict[str, Any]]  # (type, fields)
 
 DELTAS = {
     "code_interpreter_call": "response.code_interpreter_call_code.delta",

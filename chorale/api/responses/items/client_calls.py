@@ -14,7 +14,7 @@ import msgspec
 
 from chorale.harmony.json_text import MAX_CALL_DEPTH, read_object
 from chorale.harmony.messages import FUNCTIONS, Message, function_call, tool_result
-from chorale.requests.client_tools import prompt_name
+from chorale.requests.client_tools import PATCH_OPERATIONS, prompt_name
 from chorale.store.protocol import Item, present
 from chorale.turns.events import CLIENT_CALLS, ItemOpened
 
@@ -86,7 +86,7 @@ def _shell_action(given: Mapping[str, Any]) -> dict[str, Any]:
 def _operation(given: Mapping[str, Any]) -> dict[str, Any]:
     kind = given.get("type")
     operation: dict[str, Any] = {
-        "type": kind if kind in ("create_file", "update_file", "delete_file") else "update_file",
+        "type": kind if kind in PATCH_OPERATIONS else "update_file",
         "path": _text(given.get("path")) or "",
     }
     if operation["type"] != "delete_file":

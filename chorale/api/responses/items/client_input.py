@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from chorale.api.responses.items.fields import read_id, read_parts, read_status
-from chorale.api.responses.tools import shown_tool
+from chorale.api.responses.tools import list_tools, shown_tool
 from chorale.errors import invalid, unsupported
+from chorale.requests.client_tools import PATCH_OPERATIONS
 from chorale.requests.prompt import TOOL_NAME
 from chorale.requests.readers import optional_string, read_arguments, read_mapping, read_string
 from chorale.store.protocol import Item, present
-
-_OPERATIONS = ("create_file", "update_file", "delete_file")
 
 
 def _function_call(item: Mapping[str, Any], path: str) -> Item:
@@ -69,8 +68,8 @@ def _shell_call(item: Mapping[str, Any], path: str) -> Item:
 def _apply_patch_call(item: Mapping[str, Any], path: str) -> Item:
     given = read_mapping(item, "operation", path)
     kind = given.get("type")
-    if kind not in _OPERATIONS:
-        raise invalid(f"{path}.operation.type", f"must be one of {', '.join(_OPERATIONS)}")
+    if kind not in PATCH_OPERATIONS:
+        raise invalid(f"{path}.operation.type", f"must be one of {', '.join(PATCH_OPERATIONS)}")
     # Empty strings are allowed: the client reports a missing path to the model and sends the call back.
     operation = {"type": kind}
     for key in ("path",) if kind == "delete_file" else ("path", "diff"):
@@ -166,10 +165,7 @@ def _additional_tools(item: Mapping[str, Any], path: str) -> Item:
 
 def _tools(item: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
     """Checks the list of tools; ``tools.read_tools`` checks each tool."""
-    tools = item.get("tools")
-    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise invalid(f"{path}.tools", "must be a list of tools")
-    return [shown_tool(tool, f"{path}.tools[{index}]") for index, tool in enumerate(tools)]
+    return [shown_tool(tool, f"{path}.tools[{index}]") for index, tool in enumerate(list_tools(item, path))]
 
 
 def _strings(given: Mapping[str, Any], key: str, path: str) -> list[str]:
