@@ -91,7 +91,8 @@ X, BEARER = f"x-api-key: {KEY}\r\n", f"authorization: Bearer {KEY}\r\n"
         *[(f"authorization: {scheme} {KEY}\r\n", 200) for scheme in ("Bearer", "bearer", "BEARER")],
         # Whitespace around a key is ignored.
         *[(line.format(KEY), 200) for line in ("x-api-key:  {} \t\r\n", "authorization: Bearer   {}  \r\n")],
-        (f"X-API-Key:{KEY}\r\n", 200),
+        *[(f"{header}:{KEY}\r\n", 200) for header in ("X-API-Key", "api-key")],  # Azure has api-key
+        ("api-key: wrong\r\n", 401),
         # A repeated header is refused: a proxy may have checked only one of the two values.
         *[(line + line, 401) for line in (X, BEARER)],
         *[(line + line.replace(KEY, "wrong"), 401) for line in (X, BEARER)],

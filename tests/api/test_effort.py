@@ -24,6 +24,11 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     ("messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "low"),
     ("messages", {"thinking": {"type": "enabled", "budget_tokens": 31999}}, "high"),
     ("messages", {"output_config": {"effort": "max"}}, "high"),
+    (
+        "messages",
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "high"}},
+        "high",
+    ),
 ]
 
 

@@ -286,14 +286,6 @@ async def test_an_engine_error_is_a_status_or_the_last_event() -> None:
         assert (await server.complete("hi")).status_code == 503
 
 
-def test_a_request_is_429_if_one_of_its_prompts_cannot_start() -> None:
-    client = playing(RAW)
-    client.max_in_flight = 1
-    response = with_server(client, lambda s: s.complete(["a", "b"]))
-    assert response.status_code == 429
-    assert client.num_in_flight == 0
-
-
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.integers(0, 201087), max_size=30),

@@ -201,14 +201,6 @@ async def test_a_thinking_budget_limits_the_reasoning() -> None:
         assert "{0,1024}" in (server.client.requests[0].sampling.grammar or "")
 
 
-@pytest.mark.parametrize(("fields", "effort"), [({}, "low"), ({"output_config": {"effort": "high"}}, "high")])
-async def test_an_effort_overrides_that_of_a_thinking_budget(fields: dict[str, Any], effort: str) -> None:
-    async with served(playing(ANSWER)) as server:
-        thinking = {"type": "enabled", "budget_tokens": 1024}
-        assert (await post(server, thinking=thinking, **fields)).status_code == 200
-        assert f"Reasoning: {effort}" in server.prompt()
-
-
 async def test_an_output_format_constrains_the_answer() -> None:
     async with served(playing(FINAL + '{"a":1}<|return|>')) as server:
         config = {"format": {"type": "json_schema", "schema": SCHEMA}}

@@ -130,13 +130,22 @@ class Engine:
 
     def __init__(self) -> None:
         self.stats, self.status = EngineStats(), EngineStatus("ready")
-        self.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, engine_id="a", num_blocks=100)
-        self.engines = (self,)
+        self.info = info(engine_id="a", num_blocks=100)
+        self.engines: tuple[Engine, ...] = (self,)
+
+
+def info(**fields: Any) -> EngineInfo:
+    return EngineInfo(model="m", max_model_len=1, max_num_seqs=1, **fields)
+
+
+def watched() -> tuple[Metrics, Engine]:
+    metrics, engine = Metrics("demo"), Engine()
+    metrics.watch(engine)  # type: ignore[arg-type]
+    return metrics, engine
 
 
 def test_engine_counters_do_not_decrease_when_the_engine_restarts() -> None:
-    metrics, engine = Metrics("demo"), Engine()
-    metrics.watch(engine)  # type: ignore[arg-type]
+    metrics, engine = watched()
     engine.stats = EngineStats(
         num_running=3,
         kv_blocks_used=25,
@@ -150,7 +159,7 @@ def test_engine_counters_do_not_decrease_when_the_engine_restarts() -> None:
     assert value(metrics, "vllm:kv_cache_usage_perc") == 0.25
     again = (0, 1, *[0] * 12, 3.0)
     engine.stats = EngineStats(generation_tokens=20, num_steps=2, step_tokens=again)
-    engine.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, engine_id="b")
+    engine.info = info(engine_id="b")
     engine.status = EngineStatus("ready", restarts=1)
     assert value(metrics, "vllm:generation_tokens_total") == 520
     assert value(metrics, "chorale:engine_restarts_total") == 1
@@ -183,8 +192,7 @@ def test_an_engine_that_answers_is_up(state: Any, up: int) -> None:
 
 
 def test_draft_metrics_exist_only_with_speculative_decoding() -> None:
-    metrics, engine = Metrics("demo"), Engine()
-    metrics.watch(engine)  # type: ignore[arg-type]
+    metrics, engine = watched()
     assert not any("spec_decode" in name for name, _ in samples(metrics))
     engine.info = msgspec.structs.replace(engine.info, num_speculative_tokens=3)
     position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
@@ -203,8 +211,7 @@ def test_draft_metrics_exist_only_with_speculative_decoding() -> None:
 
 
 def test_host_memory_metrics_exist_only_with_a_host_tier() -> None:
-    metrics, engine = Metrics("demo"), Engine()
-    metrics.watch(engine)  # type: ignore[arg-type]
+    metrics, engine = watched()
     assert not any("offload" in name or "external_prefix" in name for name, _ in samples(metrics))
     engine.info = msgspec.structs.replace(engine.info, num_host_pages=40)
     counts = {"host_cache_queries": 90, "host_cache_hits": 64, "num_host_loads": 2, "host_load_seconds": 0.5}
@@ -323,11 +330,8 @@ def test_counting_a_token_is_cheap() -> None:
 
 
 def test_engine_metrics_have_their_labels() -> None:
-    metrics, engine = Metrics("demo"), Engine()
-    metrics.watch(engine)  # type: ignore[arg-type]
-    engine.info = EngineInfo(
-        model="m", max_model_len=1, max_num_seqs=1, dtype="bfloat16", kv_cache_dtype="fp8_e4m3"
-    )
+    metrics, engine = watched()
+    engine.info = info(dtype="bfloat16", kv_cache_dtype="fp8_e4m3")
     engine.stats = EngineStats(
         num_waiting=7,
         num_deferred=3,
@@ -365,12 +369,11 @@ async def test_computed_prompt_tokens_are_observed_once_per_request() -> None:
 
 
 def test_process_metrics_cover_the_server_and_the_engine(tmp_path: Path) -> None:
-    metrics, engine = Metrics("demo"), Engine()
-    metrics.watch(engine)  # type: ignore[arg-type]
+    metrics, engine = watched()
     shown = samples(metrics)
     assert shown["process_resident_memory_bytes", ()] > 2**20
     assert ("chorale:engine_process_resident_memory_bytes", ()) not in shown
-    engine.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, pid=os.getpid())
+    engine.info = info(pid=os.getpid())
     assert samples(metrics)["chorale:engine_process_resident_memory_bytes", ()] > 2**20
     # With several API processes, scrapes reach different ones, so process metrics would jump.
     several = Metrics("demo", process=1, share=tmp_path)
@@ -389,27 +392,13 @@ def test_disabled_statistics_leave_out_the_vllm_metrics() -> None:
     assert "http_request_duration_highr_seconds_count 1.0" in text
 
 
-class Replicas(Engine):
-    """A client with two engines, as a scrape reads it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.engines = (Engine(), Engine())
-
-
 def test_engine_metrics_have_a_series_per_engine_and_server_metrics_one(tmp_path: Path) -> None:
     processes = [Metrics("demo", process=index, share=tmp_path) for index in range(2)]
-    replicas = Replicas()
+    replicas = Engine()
+    replicas.engines = (Engine(), Engine())
     for number, engine in enumerate(replicas.engines):
         engine.stats = EngineStats(num_running=number + 1, generation_tokens=10 * number, num_steps=5)
-        engine.info = EngineInfo(
-            model="m",
-            max_model_len=1,
-            max_num_seqs=1,
-            engine_id=f"e{number}",
-            num_blocks=100,
-            pid=os.getpid(),
-        )
+        engine.info = info(engine_id=f"e{number}", num_blocks=100, pid=os.getpid())
     for metrics in processes:
         metrics.watch(replicas)  # type: ignore[arg-type]
         metrics.engines[1].series.count("vllm:request_success", ("stop",), 3)
@@ -431,7 +420,7 @@ def test_engine_metrics_have_a_series_per_engine_and_server_metrics_one(tmp_path
     assert ("vllm:request_success_total", (("engine", "0"), stop, demo)) not in shown
     repairs = [labels for name, labels in shown if name == "chorale:harmony_repairs_total"]
     assert repairs == [(("engine", "0"), ("kind", "cut_header"), demo)]
-    replicas.engines[1].info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, engine_id="new")
+    replicas.engines[1].info = info(engine_id="new")
     replicas.engines[1].stats = EngineStats(generation_tokens=1, num_steps=1)
     replicas.engines[1].status = EngineStatus("ready", restarts=1)
     processes[1].save()  # called once a second, even without scrapes
@@ -442,9 +431,7 @@ def test_engine_metrics_have_a_series_per_engine_and_server_metrics_one(tmp_path
 
 
 def test_ranks_have_memory_and_exchange_metrics() -> None:
-    metrics, engine = Metrics("demo"), Engine()
-    engine.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1)
-    metrics.watch(engine)  # type: ignore[arg-type]
+    metrics, engine = watched()
     assert not [name for name, _ in samples(metrics) if name.startswith("chorale:rank_")]  # with one rank
     engine.info = msgspec.structs.replace(
         engine.info,

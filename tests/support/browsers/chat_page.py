@@ -8,6 +8,7 @@ from typing import Any
 from chorale.harmony.vocab import load_vocabulary
 from tests.support.browsers.tab import Tab
 from tests.support.engine.scripted_client import ScriptedClient
+from tests.support.server import Server
 
 READY = "document.querySelector('#dot.ready') && document.querySelector('#examples button:not(:disabled)')"
 IDLE = "document.getElementById('stop').hidden"
@@ -15,10 +16,14 @@ ANSWERED = ".turn.assistant .foot-line:not([hidden])"
 TURNS = "[...document.querySelectorAll('.turn .bubble, .turn .answer')].map(node => node.innerText.trim())"
 
 
-def opened(tab: Tab, url: str) -> Tab:
+def url(server: Server) -> str:
+    return f"http://127.0.0.1:{server.port}/"
+
+
+def opened(tab: Tab, server: Server, path: str = "") -> Tab:
     """Opens the page of a new server, and waits until questions can be asked."""
     leave(tab)
-    tab.open(url)
+    tab.open(url(server) + path)
     tab.until(READY)
     return tab
 

@@ -8,7 +8,7 @@ import pytest
 
 from chorale.config.engine import ToolConfig, hash_key
 from tests.support.browsers import axe
-from tests.support.browsers.chat_page import ask, leave, opened
+from tests.support.browsers.chat_page import ask, leave, opened, url
 from tests.support.browsers.tab import Tab
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, in_rounds, playing
 from tests.support.server import Server, in_thread
@@ -37,12 +37,8 @@ def server() -> Iterator[Server]:
         yield found
 
 
-def url(server: Server) -> str:
-    return f"http://127.0.0.1:{server.port}/"
-
-
 def asked(tab: Tab, server: Server) -> None:
-    opened(tab, url(server)).click("#tools input")
+    opened(tab, server).click("#tools input")
     ask(tab, "w" * 300)
     tab.run("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
 
@@ -51,7 +47,7 @@ def asked(tab: Tab, server: Server) -> None:
 def test_axe_finds_no_violation(tab: Tab, server: Server, width: int, dark: bool) -> None:
     tab.darken(dark)
     tab.resize(width, 800)
-    opened(tab, url(server))
+    opened(tab, server)
     assert tab.value("matchMedia('(prefers-color-scheme: dark)').matches") is dark
     assert axe.violations(tab) == []
     asked(tab, server)
@@ -68,7 +64,7 @@ def test_axe_finds_no_violation(tab: Tab, server: Server, width: int, dark: bool
 
 
 def test_axe_finds_no_violation_in_the_dialogs(tab: Tab, server: Server) -> None:
-    opened(tab, url(server)).click("#delete-all")
+    opened(tab, server).click("#delete-all")
     tab.until("document.querySelector('#ask').open")
     assert axe.violations(tab) == []
     with in_thread(playing(FINAL), keys=(hash_key("sesame"),)) as locked:
@@ -81,7 +77,7 @@ def test_axe_finds_no_violation_in_the_dialogs(tab: Tab, server: Server) -> None
 @pytest.mark.parametrize("width", [320, 820])
 def test_nothing_is_wider_than_the_window(tab: Tab, server: Server, width: int) -> None:
     tab.resize(width, 740)
-    opened(tab, url(server))
+    opened(tab, server)
     assert not any(tab.value(WIDTHS))
     asked(tab, server)
     assert not any(tab.value(WIDTHS))
@@ -96,7 +92,7 @@ def test_nothing_is_wider_than_the_window(tab: Tab, server: Server, width: int) 
 
 
 def test_tabs_follow_the_arrow_keys(tab: Tab, server: Server) -> None:
-    opened(tab, url(server)).run("document.getElementById('tab-chat').focus()")
+    opened(tab, server).run("document.getElementById('tab-chat').focus()")
     for key, name in (
         ("ArrowRight", "server"), ("ArrowRight", "chat"), ("ArrowLeft", "server"), ("Home", "chat"),
         ("End", "server"),
@@ -112,7 +108,7 @@ def test_tabs_follow_the_arrow_keys(tab: Tab, server: Server) -> None:
 
 def test_a_screen_reader_hears_the_answer_once(tab: Tab, server: Server) -> None:
     with in_thread(playing(FINAL + "one two three<|return|>", delay=0.02)) as slow:
-        opened(tab, url(slow))
+        opened(tab, slow)
         tab.run(
             f"window.heard = []; new MutationObserver(() => heard.push({HEARD}))"
             ".observe(document.getElementById('live'), {childList: true})"
@@ -125,7 +121,7 @@ def test_a_screen_reader_hears_the_answer_once(tab: Tab, server: Server) -> None
 
 def test_a_narrow_window_keeps_the_focus_in_the_open_list(tab: Tab, server: Server) -> None:
     tab.resize(375, 740)
-    opened(tab, url(server)).click("#open-sidebar")
+    opened(tab, server).click("#open-sidebar")
     assert tab.value("document.getElementById('page').inert") is True
     assert tab.value("document.activeElement.closest('aside')?.id") == "sidebar"
     tab.press("Escape")

@@ -26,10 +26,6 @@ TOOL_ROUNDS = (
 FOLDS = "[...document.querySelectorAll('details.tool .title')].map(node => node.textContent)"
 
 
-def url(server: Server) -> str:
-    return f"http://127.0.0.1:{server.port}/"
-
-
 @pytest.fixture(scope="module")
 def tooled() -> Iterator[Server]:
     """A server with the demo's tools."""
@@ -40,7 +36,7 @@ def tooled() -> Iterator[Server]:
 def test_text_is_rendered_and_reasoning_is_folded(tab: Tab) -> None:
     text = "It is **42**, or $x^2$.\n\n- one\n\n```py\nx = 1\n```"
     with in_thread(playing(f"{ANALYSIS}17 and 25 are 42.{NEXT}{FINAL}{text}<|return|>")) as server:
-        ask(opened(tab, url(server)), "What is 17 + 25?")
+        ask(opened(tab, server), "What is 17 + 25?")
         assert tab.text(".bubble") == ["What is 17 + 25?"]
         assert tab.text(".answer strong") == ["42"]
         assert tab.text(".answer li") == ["one"]
@@ -56,7 +52,7 @@ def test_text_is_rendered_and_reasoning_is_folded(tab: Tab) -> None:
 def test_output_never_becomes_markup(tab: Tab) -> None:
     evil = "<img src=x onerror=alert(1)> <script>alert(2)</script> [go](javascript:alert(3))"
     with in_thread(playing(f"{ANALYSIS}<i>a</i>{NEXT}{FINAL}{evil}<|return|>")) as server:
-        ask(opened(tab, url(server)), "<i>hello</i>")
+        ask(opened(tab, server), "<i>hello</i>")
         assert tab.text(".bubble") == ["<i>hello</i>"]
         assert tab.count(".turn :is(img, script, i, a)") == 0
         assert "<img src=x onerror=alert(1)>" in tab.text(".answer")[0]
@@ -64,7 +60,7 @@ def test_output_never_becomes_markup(tab: Tab) -> None:
 
 def test_the_policy_blocks_foreign_scripts_and_requests(tab: Tab) -> None:
     with in_thread(playing(FINAL + "x<|return|>")) as server:
-        opened(tab, url(server))
+        opened(tab, server)
         tab.run(
             "const script = document.createElement('script');"
             "script.textContent = 'window.bad = 1'; document.body.append(script)"
@@ -79,7 +75,7 @@ def test_the_policy_blocks_foreign_scripts_and_requests(tab: Tab) -> None:
 def test_tool_calls_are_shown_with_their_results(tab: Tab, tooled: Server) -> None:
     """Model output is scripted; the search, the page, its citation and python are real."""
     tooled.client.requests.clear()
-    opened(tab, url(tooled))
+    opened(tab, tooled)
     assert tab.text("#tools label") == ["Web search (offline sample)", "Python"]
     tab.run("document.querySelectorAll('#tools input').forEach(box => box.click())")
     ask(tab, "How many hairs, and 6 * 7?")
@@ -103,7 +99,7 @@ def test_a_failed_tool_is_marked_and_unfolds_to_nothing(tab: Tab) -> None:
         FINAL + "Sorry.<|return|>",
     )
     with in_thread(in_rounds(*rounds), tools=ToolConfig(browser="offline")) as server:
-        opened(tab, url(server)).click("#tools input")
+        opened(tab, server).click("#tools input")
         ask(tab, "Open the seventh")
         assert tab.text("details.tool.broken .title") == ["Opening a page (failed)"]
         tab.click("details.tool summary")
@@ -114,7 +110,7 @@ def test_a_failed_tool_is_marked_and_unfolds_to_nothing(tab: Tab) -> None:
 def test_an_example_enables_its_tool_only(tab: Tab) -> None:
     client = in_rounds(FINAL + "yes<|return|>")
     with in_thread(client, tools=DEMO) as server:
-        opened(tab, url(server)).click("#tools input")
+        opened(tab, server).click("#tools input")
         tab.click("#examples button:last-child")
         tab.until("document.querySelector('.stats')")
     assert "## python" in prompts(client)[0]
@@ -123,7 +119,7 @@ def test_an_example_enables_its_tool_only(tab: Tab) -> None:
 
 def test_a_server_without_tools_has_no_toggles(tab: Tab) -> None:
     with in_thread(playing(FINAL + "x<|return|>")) as server:
-        opened(tab, url(server))
+        opened(tab, server)
         assert tab.count("#tools label, #set-tools label") == 0
         assert tab.text("#examples button") == list(DEMO_EXAMPLES)
 
@@ -140,7 +136,7 @@ def test_the_page_says_what_a_call_waits_for(tab: Tab, tooled: Server) -> None:
         return event
 
     compiled = asyncio.run_coroutine_threadsafe(compiling(), loop).result(10)
-    opened(tab, url(tooled))
+    opened(tab, tooled)
     tab.run("document.querySelectorAll('#tools input').forEach(box => { if (!box.checked) box.click(); })")
     tab.send("6 * 7?")
     tab.until("document.querySelector('.waiting')")
@@ -163,6 +159,6 @@ def timed(seconds: float) -> ChangingClient:
 @pytest.mark.parametrize(("seconds", "speed"), [(0.5, "20 tokens/s"), (0.4, None)])
 def test_the_speed_is_the_engines(tab: Tab, seconds: float, speed: str | None) -> None:
     with in_thread(timed(seconds)) as server:
-        ask(opened(tab, url(server)), "x")
+        ask(opened(tab, server), "x")
         figures = tab.text(".stats")[0].split(" · ")
     assert figures == ["11 tokens", *([speed] if speed else []), "first token after 250 ms"]

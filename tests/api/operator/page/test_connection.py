@@ -22,19 +22,16 @@ from tests.support.browsers.chat_page import (
     prompts,
     reloaded,
     shown,
+    url,
 )  # fmt: skip
 from tests.support.browsers.tab import Tab
 from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.scripted import FINAL, ids, in_rounds, playing
-from tests.support.server import Server, in_thread
+from tests.support.server import in_thread
 
 SLOW = FINAL + " ".join(f"w{n}" for n in range(60)) + "<|return|>"
 WHOLE = " ".join(f"w{n}" for n in range(60))
 BEGUN = "document.querySelector('.answer')?.innerText.includes('w3')"
-
-
-def url(server: Server) -> str:
-    return f"http://127.0.0.1:{server.port}/"
 
 
 @pytest.fixture
@@ -71,7 +68,7 @@ def test_the_page_waits_for_the_model(tab: Tab) -> None:
 def test_the_page_survives_a_restart(tab: Tab, port: int) -> None:
     client = in_rounds(FINAL + "answer 1<|return|>", FINAL + "answer 2<|return|>")
     with in_thread(client, port=port) as server:
-        ask(opened(tab, url(server)), "one")
+        ask(opened(tab, server), "one")
     tab.until("document.querySelector('#dot.away') && !document.getElementById('banner').hidden")
     assert shown(tab) == ["one", "answer 1"]
     with in_thread(client, port=port):  # a new store: the history comes from the page
@@ -85,7 +82,7 @@ def test_a_response_in_progress_is_resumed_after_a_reload(tab: Tab) -> None:
     script = Script(ids(SLOW), delay=0.05)
     client = ScriptedClient(lambda request, index: script)
     with in_thread(client) as server:
-        opened(tab, url(server)).send("Count")
+        opened(tab, server).send("Count")
         tab.until(BEGUN)
         reloaded(tab)
         script.delay = 0.0
@@ -98,7 +95,7 @@ def test_a_response_in_progress_is_resumed_after_a_reload(tab: Tab) -> None:
 def test_a_response_is_resumed_when_its_conversation_is_opened_again(tab: Tab) -> None:
     script = Script(ids(SLOW), delay=0.03)
     with in_thread(ScriptedClient(lambda request, index: script)) as server:
-        opened(tab, url(server)).send("Count")
+        opened(tab, server).send("Count")
         tab.until(BEGUN)
         tab.click("#new")
         assert shown(tab) == []
@@ -113,7 +110,7 @@ def test_a_response_is_resumed_when_its_conversation_is_opened_again(tab: Tab) -
 def test_what_arrived_stays_if_the_server_has_lost_the_response(tab: Tab, port: int) -> None:
     client = playing(SLOW, delay=0.1)
     with in_thread(client, port=port) as server:
-        opened(tab, url(server)).send("Count")
+        opened(tab, server).send("Count")
         tab.until(BEGUN)
         tab.value(f"{module('store.js')}.then(store => store.open())")
     with in_thread(client, port=port):
@@ -134,7 +131,7 @@ def test_what_arrived_stays_if_the_server_has_lost_the_response(tab: Tab, port: 
 def test_a_server_that_cannot_store_answers_without_resuming(tab: Tab, tmp_path: Path) -> None:
     file = tmp_path / "responses.sqlite3"
     with in_thread(playing(SLOW, delay=0.1), store=locked_store(file)) as server:
-        opened(tab, url(server))
+        opened(tab, server)
         with write_lock(file):
             tab.send("Count")
             tab.until(BEGUN)
@@ -173,5 +170,5 @@ def test_the_page_asks_for_a_key_and_keeps_it_in_the_tab(tab: Tab) -> None:
 @pytest.mark.parametrize("path", ["llm/", "llm"])
 def test_the_page_works_below_a_path(tab: Tab, path: str) -> None:
     with in_thread(playing(FINAL + "yes<|return|>"), root_path="/llm") as server:
-        ask(opened(tab, url(server) + path), "hello")
+        ask(opened(tab, server, path), "hello")
         assert shown(tab) == ["hello", "yes"]

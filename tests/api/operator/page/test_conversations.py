@@ -21,13 +21,9 @@ from tests.support.browsers.chat_page import (
 from tests.support.browsers.tab import Tab
 from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.scripted import FINAL, ids, in_rounds, playing
-from tests.support.server import Server, in_thread
+from tests.support.server import in_thread
 
 TITLES = "[...document.querySelectorAll('#list .open')].map(node => node.textContent)"
-
-
-def url(server: Server) -> str:
-    return f"http://127.0.0.1:{server.port}/"
 
 
 def numbered(*, delay: float = 0.0) -> ScriptedClient:
@@ -45,7 +41,7 @@ def agree(tab: Tab) -> None:
 
 def test_conversations_survive_a_reload_and_can_be_searched(tab: Tab) -> None:
     with in_thread(numbered()) as server:
-        ask(opened(tab, url(server)), "The first question\nwith two lines")
+        ask(opened(tab, server), "The first question\nwith two lines")
         tab.click("#new")
         assert shown(tab) == []
         ask(tab, "Another question")
@@ -70,7 +66,7 @@ def test_conversations_survive_a_reload_and_can_be_searched(tab: Tab) -> None:
 
 def test_a_conversation_is_renamed_and_deleted_here_and_on_the_server(tab: Tab) -> None:
     with in_thread(numbered()) as server:
-        ask(opened(tab, url(server)), "one")
+        ask(opened(tab, server), "one")
         kept = tab.value(f"{module('store.js')}.then(store => store.allMessages())")
         response = next(message["response"] for message in kept if message["role"] == "assistant")
         tab.click(".entry-actions button:nth-child(1)")
@@ -90,7 +86,7 @@ def test_a_conversation_is_renamed_and_deleted_here_and_on_the_server(tab: Tab) 
 
 def test_deletion_is_asked_for(tab: Tab) -> None:
     with in_thread(numbered()) as server:
-        ask(opened(tab, url(server)), "one")
+        ask(opened(tab, server), "one")
         tab.click("#delete-all")
         tab.until("document.querySelector('#ask').open")
         tab.click("#ask button[value=no]")
@@ -108,7 +104,7 @@ def exported(tab: Tab, button: str) -> Any:
 
 def test_all_conversations_are_exported_deleted_and_imported(tab: Tab) -> None:
     with in_thread(numbered()) as server:
-        ask(opened(tab, url(server)), "one")
+        ask(opened(tab, server), "one")
         tab.click("#new")
         ask(tab, "two")
         file = exported(tab, "#export")
@@ -137,7 +133,7 @@ DAMAGED = (
 
 def test_a_damaged_import_adds_nothing(tab: Tab) -> None:
     with in_thread(numbered()) as server:
-        page = opened(tab, url(server))
+        page = opened(tab, server)
         for text in DAMAGED:
             tab.value("document.getElementById('toast').textContent = ''")
             give_file(page, "#import-file", ("export.json", text))
@@ -150,7 +146,7 @@ def test_a_damaged_import_adds_nothing(tab: Tab) -> None:
 
 def test_editing_and_regenerating_make_branches(tab: Tab) -> None:
     with in_thread(numbered()) as server:
-        ask(opened(tab, url(server)), "red")
+        ask(opened(tab, server), "red")
         tab.click("[aria-label='Regenerate the answer']")
         tab.until("document.querySelector('.answer')?.innerText.trim() === 'answer 2'")
         answered(tab)
@@ -186,7 +182,7 @@ def test_a_stopped_answer_is_kept_and_continued(tab: Tab) -> None:
         delay=0.02,
     )
     with in_thread(client) as server:
-        opened(tab, url(server)).send("Count")
+        opened(tab, server).send("Count")
         tab.until("document.querySelector('.answer')?.innerText.includes('three and on and')")
         tab.click("#stop")
         answered(tab)
@@ -208,7 +204,7 @@ def test_a_stopped_answer_is_kept_and_continued(tab: Tab) -> None:
 def test_an_answer_that_reached_the_limit_is_continued(tab: Tab) -> None:
     client = playing(FINAL + "one two")
     with in_thread(client) as server:
-        ask(opened(tab, url(server)), "Count")
+        ask(opened(tab, server), "Count")
         assert tab.count(".state-line .note") == 1
         client.source = lambda request, index: Script(ids(" three<|return|>"))
         tab.click(".continue")
@@ -226,7 +222,7 @@ def test_after_an_error_the_question_and_the_beginning_stay(tab: Tab) -> None:
 
     client = ScriptedClient(source)
     with in_thread(client) as server:
-        ask(opened(tab, url(server)), "one")
+        ask(opened(tab, server), "one")
         assert shown(tab) == ["one", "The beginning"]
         assert "the engine broke" in tab.text(".turn .error")[0]
         tab.run("navigator.clipboard.writeText = text => { window.copied = text; return Promise.resolve(); }")
@@ -245,7 +241,7 @@ def test_after_an_error_the_question_and_the_beginning_stay(tab: Tab) -> None:
 
 def test_a_refused_request_leaves_the_question_with_retry(tab: Tab) -> None:
     with in_thread(numbered(), names=("demo",)) as server:
-        opened(tab, url(server))
+        opened(tab, server)
         tab.value(f"{module('chat.js')}.then(chat => chat.setServer('no-such-model', 1e6))")
         ask(tab, "hello")
         assert shown(tab) == ["hello"]

@@ -16,20 +16,16 @@ from tests.support.browsers.chat_page import (
 )
 from tests.support.browsers.tab import Tab
 from tests.support.scripted import FINAL, playing
-from tests.support.server import Server, in_thread
+from tests.support.server import in_thread
 
 FILES = "[...document.querySelectorAll('#files li')].map(node => node.firstChild.nextSibling.textContent)"
 TOAST = "document.getElementById('toast').textContent"
 
 
-def url(server: Server) -> str:
-    return f"http://127.0.0.1:{server.port}/"
-
-
 def test_settings_reach_the_server_and_survive_a_reload(tab: Tab) -> None:
     client = playing(FINAL + "yes<|return|>")
     with in_thread(client) as server:
-        opened(tab, url(server)).click("#open-settings")
+        opened(tab, server).click("#open-settings")
         tab.until("document.querySelector('#settings').open")
         fill(tab, "#set-instructions", "Answer in French.")
         fill(tab, "#set-effort", "high")
@@ -53,7 +49,7 @@ def test_settings_reach_the_server_and_survive_a_reload(tab: Tab) -> None:
 def test_an_invalid_number_is_marked_and_not_sent(tab: Tab) -> None:
     client = playing(FINAL + "yes<|return|>")
     with in_thread(client) as server:
-        opened(tab, url(server)).click("#open-settings")
+        opened(tab, server).click("#open-settings")
         fill(tab, "#set-temperature", "0.5")
         fill(tab, "#set-temperature", "7")
         assert tab.value("document.querySelector('#set-temperature').ariaInvalid") == "true"
@@ -69,7 +65,7 @@ def test_an_invalid_number_is_marked_and_not_sent(tab: Tab) -> None:
 def test_attached_files_are_sent_with_the_message(tab: Tab) -> None:
     client = playing(FINAL + "yes<|return|>")
     with in_thread(client) as server:
-        give_file(opened(tab, url(server)), "#file", ("a.csv", "x;y\n1;2"), ("notes.md", "# Title"))
+        give_file(opened(tab, server), "#file", ("a.csv", "x;y\n1;2"), ("notes.md", "# Title"))
         tab.until("document.querySelectorAll('#files li').length === 2")
         assert tab.value(FILES) == ["a.csv", "notes.md"]
         tab.click("[aria-label='Remove notes.md']")
@@ -87,7 +83,7 @@ def test_attached_files_are_sent_with_the_message(tab: Tab) -> None:
 
 def test_a_pdf_file_is_sent(tab: Tab) -> None:
     with in_thread(playing(FINAL + "yes<|return|>")) as server:
-        opened(tab, url(server))
+        opened(tab, server)
         tab.run("const real = window.fetch; window.fetch = (path, options) => {"
                 " if (options?.body) window.sent = options.body; return real(path, options); };")  # fmt: skip
         give_file(tab, "#file", ("a.pdf", "%PDF-1.4\n\xff\x00"))
@@ -102,7 +98,7 @@ def test_a_pdf_file_is_sent(tab: Tab) -> None:
 
 def test_files_that_cannot_be_sent_are_refused_with_the_reason(tab: Tab) -> None:
     with in_thread(playing(FINAL + "yes<|return|>"), max_body_bytes=20_000) as server:
-        opened(tab, url(server))
+        opened(tab, server)
         for name, content, reason in (
             ("photo.png", "\x89PNG\r\n\x00\x01", "neither text in UTF-8 nor a PDF"),
             ("empty.txt", "", "is empty"),
@@ -124,7 +120,7 @@ def test_files_that_cannot_be_sent_are_refused_with_the_reason(tab: Tab) -> None
 def test_the_server_tab_shows_figures_and_charts(tab: Tab) -> None:
     answer = FINAL + "word " * 20 + "<|return|>"
     with in_thread(playing(answer)) as server:
-        ask(opened(tab, url(server)), "hello")
+        ask(opened(tab, server), "hello")
         tab.click("#tab-server")
         tab.until("document.querySelectorAll('.chart svg.chart-plot').length === 6")
         tab.until("document.querySelectorAll('.tile')[4].innerText.startsWith('1')")

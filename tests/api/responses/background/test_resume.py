@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from chorale.api.responses.background.follow import follow
 from chorale.api.responses.background.resume import Resumer
 from chorale.api.responses.request import packed_request
+from chorale.api.responses.translate import RenderOptions
 from chorale.jobs.background import Background
 from chorale.store.background import MAX_ATTEMPTS
 from chorale.store.jobs import WAITING
@@ -138,9 +140,8 @@ async def test_a_response_that_was_read_is_not_resumed(tmp_path: Path) -> None:
     async with serving(store, HANGS, watched=False) as server:
         made = await server.post(input="x", background=True)
         quiet = await server.post(input="x", background=True)
-        before = await asyncio.wait_for(
-            _first_events(server, made[1]["id"], 4), 10
-        )  # created, queued, in_progress, an item
+        # created, queued, in_progress, an item
+        before = await asyncio.wait_for(_first_events(server, made[1]["id"], 4), 10)
         assert before[2] == "response.in_progress"
         await store.jobs.expire(server.app.state.background.leases.server_id, None)
         found = await kept(store, made[1]["id"])
@@ -151,11 +152,7 @@ async def test_a_response_that_was_read_is_not_resumed(tmp_path: Path) -> None:
 
 async def _first_events(server: Server, response_id: str, number: int) -> list[str]:
     kinds: list[str] = []
-    state = server.app.state
-    from chorale.api.responses.background.follow import follow
-    from chorale.api.responses.translate import RenderOptions
-
-    async with contextlib.aclosing(follow(state, response_id, b"", RenderOptions())) as stream:
+    async with contextlib.aclosing(follow(server.app.state, response_id, b"", RenderOptions())) as stream:
         async for frames in stream:
             kinds += [kind.decode() for kind, _ in frames]
             if len(kinds) >= number:

@@ -319,19 +319,21 @@ async def test_the_model_reads_a_refusal_with_its_reason() -> None:
         assert "The user did not approve this call. Too early.<|end|>" in server.prompt()
 
 
-async def test_approvals_without_a_request_or_tool_are_refused() -> None:
+async def test_approvals_without_a_request_or_tool_and_second_ones_are_refused() -> None:
     async with tools_served(ECHO, FINAL) as server:
         first = await server.respond(input="x", tools=[ASKING])
         request_id = first["output"][-1]["id"]
-        for change, tools in (({"approval_request_id": "mcpr_no"}, [ASKING]), ({}, [CODE]), ({}, [])):
-            answer = {
-                "type": "mcp_approval_response",
-                "approval_request_id": request_id,
-                "approve": True,
-                **change,
-            }
-            status, body = await server.post(input=[answer], previous_response_id=first["id"], tools=tools)
-            assert (status, body["error"]["param"]) == (400, "input[0].approval_request_id")
+        answer = {"type": "mcp_approval_response", "approval_request_id": request_id, "approve": True}
+        unknown = {**answer, "approval_request_id": "mcpr_no"}
+        for answers, tools in (
+            ([unknown], [ASKING]),
+            ([answer], [CODE]),
+            ([answer], []),
+            ([answer, answer], [ASKING]),
+        ):
+            status, body = await server.post(input=answers, previous_response_id=first["id"], tools=tools)
+            path = f"input[{len(answers) - 1}].approval_request_id"
+            assert (status, body["error"]["param"]) == (400, path)
 
 
 # --------------------------------------------------------------------------- the SDK itself
@@ -366,17 +368,3 @@ async def test_tool_state_is_never_shown() -> None:
         _, stored = await server_get(server, body["id"])
         assert not any(key.startswith("_") for key in (*body, *stored))
         assert VOCAB.decode(server.client.requests[0].prompt_token_ids).count("num_calls") == 0
-
-
-async def test_a_second_approval_of_a_call_is_refused() -> None:
-    async with tools_served(ECHO, FINAL) as server:
-        first = await server.respond(input="x", tools=[ASKING])
-        answer = {
-            "type": "mcp_approval_response",
-            "approval_request_id": first["output"][-1]["id"],
-            "approve": True,
-        }
-        status, body = await server.post(
-            input=[answer, answer], previous_response_id=first["id"], tools=[ASKING]
-        )
-        assert (status, body["error"]["param"]) == (400, "input[1].approval_request_id")
