@@ -36,7 +36,7 @@ class EventWriter:
     """
 
     def __init__(
-        self, answer: MessageAnswer, whole_calls: bool = False, record: Callable[[], dict[str, Any]] = dict
+        self, answer: MessageAnswer, *, whole_calls: bool, record: Callable[[], dict[str, Any]]
     ) -> None:
         self._answer, self._record = answer, record
         self._whole_calls = whole_calls

@@ -26,7 +26,6 @@ WIDTHS = (
     "[document.documentElement, ...document.querySelectorAll('#log, #server, #settings, #sidebar')]"
     ".map(node => node.scrollWidth - node.clientWidth)"
 )
-SELECTED = "document.querySelectorAll('[role=tab][aria-selected=true]')"
 HEARD = "document.getElementById('live').textContent"
 
 

@@ -26,9 +26,9 @@ from tests.support.server import in_thread
 TITLES = "[...document.querySelectorAll('#list .open')].map(node => node.textContent)"
 
 
-def numbered(*, delay: float = 0.0) -> ScriptedClient:
+def numbered() -> ScriptedClient:
     """Returns a client that answers "answer 1", "answer 2" and so on."""
-    return in_rounds(*(f"{FINAL}answer {n}<|return|>" for n in range(1, 9)), delay=delay)
+    return in_rounds(*(f"{FINAL}answer {n}<|return|>" for n in range(1, 9)))
 
 
 def agree(tab: Tab) -> None:
