@@ -31,6 +31,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from chorale.api.app import create_app
+from chorale.api.listening import Stop, bind_sockets
 from chorale.api.state import ServerState
 from chorale.api.telemetry.metrics import Metrics
 from chorale.client.base import EngineInfo, EngineStatus
@@ -39,7 +40,7 @@ from chorale.config.engine import ServerConfig
 from chorale.engine.types import ChunkTimings, EngineStats, GenerateRequest, TokenChunk
 from chorale.harmony.vocab import load_vocabulary
 from chorale.machine.processes import quiet_collector
-from chorale.serve.http.server import Stop, bind_sockets, serve_app
+from chorale.serve.http.server import serve_app
 from chorale.store.store import open_store
 
 TEXT = "The tide turned before dawn, and the harbour lights went out one after another; nobody spoke. "
@@ -158,8 +159,8 @@ async def serve(arguments: argparse.Namespace) -> None:
     stop = Stop()
     app = create_app(state)
     with quiet_collector((10_000, 20, 100)):
-        running = serve_app(app, config, [], sockets, lambda: announce(sockets[0]), stop=stop)
-        serving = asyncio.create_task(running)
+        serving = asyncio.create_task(serve_app(app, config, [], sockets, stop))
+        announce(sockets[0])
         await engine.done.wait()
         await asyncio.sleep(0.5)
         stop()

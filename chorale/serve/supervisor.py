@@ -158,7 +158,8 @@ class Supervisor:
         )
 
     async def run(self) -> int:
-        self._catch_signals()
+        for number in stop_signals():
+            asyncio.get_running_loop().add_signal_handler(number, self._stop)
         engine = asyncio.ensure_future(run_engines(self._monitors, self._engines))
         frontend = asyncio.ensure_future(self._frontend.run())
         stopped = asyncio.ensure_future(self._stop.asked.wait())
@@ -211,12 +212,6 @@ class Supervisor:
         if not frontend.done():
             self._frontend.drain()
             await asyncio.wait([frontend], timeout=CUT_GRACE)
-        self._catch_signals()  # the HTTP server has removed the handlers at its end
-
-    def _catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in stop_signals():
-            loop.add_signal_handler(number, self._stop)
 
 
 class ReplicaStatuses:

@@ -190,12 +190,8 @@ async def listening(
     config = app.state.config
     sockets = bind_sockets(config)
     port = 0 if config.uds else sockets[0].getsockname()[1]
-    stop, ready = Stop(), asyncio.Event()
-    serving = serve_app(
-        app, config, make_services(app.state, batches), sockets, ready.set, stop=stop, drain_grace=drain_grace
-    )
-    task = asyncio.create_task(serving)
-    await asyncio.wait_for(ready.wait(), PATIENCE)
+    stop, services = Stop(), make_services(app.state, batches)
+    task = asyncio.create_task(serve_app(app, config, services, sockets, stop, drain_grace=drain_grace))
     with quiet_collector(COLLECTOR):
         try:
             yield Listening(port, stop, task)

@@ -33,11 +33,12 @@ BEAT_SECONDS = 0.5  # interval of heartbeats
 
 async def serve(start: ApiStart) -> None:
     """Serves until SIGTERM, then drains."""
-    client = make_client(start)
+    client, stop = make_client(start), Stop()
     client.start()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
     beating = asyncio.ensure_future(_beat(start.beats))
     try:
-        await serve_http(client, start, inherited_sockets(start.socket_fds), Stop())
+        await serve_http(client, start, inherited_sockets(start.socket_fds), stop)
     finally:
         beating.cancel()
         await client.close()

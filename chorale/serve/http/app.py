@@ -59,9 +59,9 @@ def make_client(start: ApiStart) -> RemoteClient | FixedFleet:
 
 
 async def serve_http(client: EngineClient, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
-    """Serves until ``stop``, a signal, or a failure, then drains. The caller closes ``client``."""
+    """Serves until ``stop`` or a failure, then drains. The caller closes ``client``."""
     async with opened_app(client, start) as (app, services):
-        await serve_app(app, start.server, services, sockets, stop=stop)
+        await serve_app(app, start.server, services, sockets, stop)
 
 
 @contextlib.asynccontextmanager

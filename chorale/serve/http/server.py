@@ -1,9 +1,9 @@
 """Runs an app as a listening server and shuts it down gracefully.
 
-On SIGTERM (or another of ``stop_signals``), /ready returns 503 (``Lifecycle.draining``), and requests are
-accepted for ``drain_grace`` more seconds. Then the listener closes, and running requests may continue for
+When it is asked to stop, /ready returns 503 (``Lifecycle.draining``), and requests are accepted for
+``drain_grace`` more seconds. Then the listener closes, and running requests may continue for
 ``shutdown_timeout`` seconds. Then the engine client is closed, which ends each remaining stream with an error
-event. Two seconds later, the connections are closed. A second signal skips the waiting.
+event. Two seconds later, the connections are closed. A second call of ``stop`` skips the waiting.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ import contextlib
 import logging
 import os
 import socket
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from chorale.api.http.request_limits import LocalHosts, is_loopback
-from chorale.api.listening import BACKLOG, Stop, bind_sockets, stop_signals
+from chorale.api.listening import BACKLOG, Stop
 from chorale.config.engine import ServerConfig
 from chorale.machine.processes import quick_switching
 from chorale.serve.http.protocol import limited_protocol
@@ -41,7 +39,7 @@ _POLL_SECONDS = 0.01  # interval of checking for open connections during shutdow
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server without signal handling, which ``stop_signals`` replaces.
+    """A uvicorn server without signal handling, which its process has.
 
     It also ends sooner: uvicorn polls ``should_exit`` ten times a second, and connections every 0.1 s.
     """
@@ -145,46 +143,36 @@ class Service(Protocol):
 async def serve_app(
     app: HttpMiddleware,
     config: ServerConfig,
-    services: Sequence[Service] = (),
-    sockets: Sequence[socket.socket] | None = None,
-    on_ready: Callable[[], None] | None = None,
+    services: Sequence[Service],
+    sockets: Sequence[socket.socket],
+    stop: Stop,
     *,
-    stop: Stop | None = None,
     drain_grace: float | None = None,
 ) -> None:
-    """Serves until a signal (or ``stop``), then drains.
+    """Serves until ``stop``, then drains.
 
-    ``on_ready`` is called once connections are accepted. ``drain_grace`` defaults to 0 on a loopback address
-    or a unix socket; otherwise to 5 s, for load balancers.
+    ``drain_grace`` defaults to 0 on a loopback address or a unix socket, and to 5 s, for load balancers,
+    elsewhere.
     """
-    stop = stop or Stop()
     check_tls(config)
     made = _uvicorn_config(_local_only(app, config), config)
     made.load()
     server = _Server(made)
-    listening = list(sockets) if sockets is not None else bind_sockets(config)
     if drain_grace is None:
         drain_grace = 0.0 if config.uds is not None or is_loopback(config.host) else _GRACE_SECONDS
     timeout = config.shutdown_timeout
-    with _signals(stop):
-        async with _running(services):
-            serving = asyncio.create_task(server.serve(sockets=listening))
-            helpers = [
-                asyncio.create_task(_announce(server, on_ready)),
-                asyncio.create_task(_drain(app, server, services, timeout, drain_grace, stop)),
-            ]
-            if made.ssl is not None and config.enable_ssl_refresh:
-                helpers.append(asyncio.create_task(refresh_tls(made.ssl, config)))
-            try:
-                await serving
-                await _finish(services, timeout, stop)
-            finally:
-                for helper in helpers:
-                    helper.cancel()
-                await asyncio.gather(*helpers, return_exceptions=True)
-    # With several API processes, the supervisor removes the unix socket.
-    if config.api_server_count == 1:
-        _remove_socket(config)
+    async with _running(services):
+        serving = asyncio.create_task(server.serve(sockets=list(sockets)))
+        helpers = [asyncio.create_task(_drain(app, server, services, timeout, drain_grace, stop))]
+        if made.ssl is not None and config.enable_ssl_refresh:
+            helpers.append(asyncio.create_task(refresh_tls(made.ssl, config)))
+        try:
+            await serving
+            await _finish(services, timeout, stop)
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
@@ -225,18 +213,6 @@ async def _running(services: Sequence[Service]) -> AsyncIterator[None]:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _remove_socket(config: ServerConfig) -> None:
-    if config.uds is not None:
-        Path(config.uds).unlink(missing_ok=True)
-
-
-async def _announce(server: uvicorn.Server, on_ready: Callable[[], None] | None) -> None:
-    while not server.started:
-        await asyncio.sleep(0.01)
-    if on_ready is not None:
-        on_ready()
 
 
 async def _drain(
@@ -282,20 +258,3 @@ async def _finish(services: Sequence[Service], timeout: float, stop: Stop) -> No
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
-
-
-@contextlib.contextmanager
-def _signals(stop: Stop) -> Iterator[None]:
-    """Calls ``stop`` on a stop signal. Does nothing outside the main thread, which cannot handle signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    names = stop_signals()
-    for name in names:
-        loop.add_signal_handler(name, stop)
-    try:
-        yield
-    finally:
-        for name in names:
-            loop.remove_signal_handler(name)
