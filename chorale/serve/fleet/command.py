@@ -13,13 +13,13 @@ from typing import Any
 
 from chorale.config.options.settings import Settings
 from chorale.errors import ConfigError
+from chorale.serve.bootstrap import EXIT_FAILED, EXIT_OK
 from chorale.serve.fleet import version
 from chorale.serve.fleet.application import application, resources_of
 
 APPLICATION = "chorale"
 START = "start one with 'ray start --head', or name one in RAY_ADDRESS"
 POLL = 1.0  # seconds between two checks of the application's state
-EXIT_OK, EXIT_FAILED = 0, 1
 
 
 def run(settings: Settings, say: Callable[[str], None], notices: Sequence[str] = ()) -> int:
@@ -32,7 +32,7 @@ def run(settings: Settings, say: Callable[[str], None], notices: Sequence[str] =
     server = settings.server
     check_room(resources_of(settings.engine), server.data_parallel_size, nodes())
     target = application(settings)
-    was_running = is_running(serve)
+    was_running = bool(serve.status().proxies)
     if was_running and APPLICATION in serve.status().applications:
         raise ConfigError(
             f"the application {APPLICATION!r} is already on this cluster: update it with 'serve deploy', or "
@@ -73,11 +73,6 @@ def _watch(serve: Any, target: Any, stop: Stop, say: Callable[[str], None], url:
             say(found.message)
             return EXIT_FAILED
     return EXIT_OK
-
-
-def is_running(serve: Any) -> bool:
-    """Returns whether Ray Serve is already running on the cluster."""
-    return bool(serve.status().proxies)
 
 
 class Stop:

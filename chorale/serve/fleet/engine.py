@@ -91,9 +91,9 @@ class Engine:
         """Returns the state of the engine, for operators and tests."""
         status, stats = self._view.status, self._view.stats
         return {
-            "pid": self._host.pid,
+            "pid": self._host.monitor.pid,
             "replica_pid": os.getpid(),
-            "restarts": self._host.num_restarts,
+            "restarts": self._host.monitor.num_restarts,
             "state": status.state,
             "held": self._holds.num_held,
             "running": stats.num_running,

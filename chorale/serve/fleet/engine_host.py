@@ -39,23 +39,24 @@ class EngineHost:
         log: LogOptions | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
     ) -> None:
-        self._limits, self._command = WatchLimits(), command
+        self._limits = WatchLimits()
         self._folder = make_directory()
         self._sockets = [_listening(host), _listening(host)]
-        self.public_key, self.secret_key = new_keys()
+        public_key, self.secret_key = new_keys()
         engine, beats = (TcpSocket(each.fileno(), self.secret_key) for each in self._sockets)
-        self._start = EngineStart(
+        start = EngineStart(
             directory=str(self._folder.path),
             config=config,
             parent_pid=os.getpid(),
             prefix_secret=prefix_secret,
             log=log or LogOptions(),
-            tcp=EngineTcp(engine=engine, beats=beats, public_key=self.public_key),
+            tcp=EngineTcp(engine=engine, beats=beats, public_key=public_key),
         )
+        self.monitor = EngineMonitor(start, command=command, limits=self._limits)
+        self.local_address = start.address  # for clients on this machine
         shown = f"[{host}]" if ":" in host else host
         at, beats_at = (f"tcp://{shown}:{each.getsockname()[1]}" for each in self._sockets)
-        self.address = EngineAddress(at, beats_at, self.public_key)
-        self._monitor: EngineMonitor | None = None
+        self.address = EngineAddress(at, beats_at, public_key)
         self._fault: Failure | None = None  # error that ended the thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_up = threading.Event()
@@ -63,23 +64,9 @@ class EngineHost:
         self._thread = threading.Thread(target=self._run, name="engine-host", daemon=True)
 
     @property
-    def local_address(self) -> EngineAddress:
-        """Returns the endpoints for clients on this machine."""
-        return self._start.address
-
-    @property
     def failure(self) -> Failure | None:
         """Returns the reason why the engine will not be restarted, or None."""
-        return self._monitor.failure if self._fault is None and self._monitor is not None else self._fault
-
-    @property
-    def pid(self) -> int | None:
-        """Returns the process id of the engine, or None if it is not running."""
-        return self._monitor.pid if self._monitor is not None else None
-
-    @property
-    def num_restarts(self) -> int:
-        return self._monitor.num_restarts if self._monitor is not None else 0
+        return self._fault or self.monitor.failure
 
     def start(self) -> None:
         self._thread.start()
@@ -98,16 +85,14 @@ class EngineHost:
 
     async def _keep(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._monitor = EngineMonitor(self._start, command=self._command, limits=self._limits)
         self._is_up.set()
-        await self._monitor.run()
+        await self.monitor.run()
 
     def stop(self) -> None:
         """Stop the engine process, which may finish its requests within the grace, and remove its files."""
-        loop, monitor = self._loop, self._monitor
-        if loop is not None and monitor is not None and self._thread.is_alive():
+        if self._loop is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the thread has just ended and closed its loop
-                loop.call_soon_threadsafe(monitor.stop)
+                self._loop.call_soon_threadsafe(self.monitor.stop)
             self._thread.join(self._limits.kill_grace + STOP_SLACK)
         for each in self._sockets:
             each.close()

@@ -64,7 +64,7 @@ class FleetRig:
         self.client.set_members({name: self.hosts[name].address for name in names})
 
     def kill(self, name: str) -> None:
-        pid = self.hosts[name].pid
+        pid = self.hosts[name].monitor.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
 
