@@ -15,7 +15,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -55,12 +55,18 @@ class EngineTcp(msgspec.Struct, frozen=True, kw_only=True):
     public_key: str
 
 
-class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
+class ChildStart(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the configuration that all child processes have."""
+
+    parent_pid: int
+    log: LogOptions = LogOptions()
+
+
+class EngineStart(ChildStart, frozen=True, kw_only=True):
     """The engine process's configuration, from stdin. Times are seconds."""
 
     directory: str  # existing directory for the sockets, with mode 0700
     config: EngineConfig
-    parent_pid: int
     name: str = "engine"  # name in log lines; replicas are engine-0, engine-1, ...
     replica: int = 0  # index of this replica
     restarts: int = 0  # earlier processes of this engine
@@ -68,8 +74,6 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     prefix_secret: bytes = b""  # key of the prefix hashes, the same for all replicas; random if empty
     heartbeat_interval: float = 0.2
     client_timeout: float = 10.0  # requests of a client that is silent for this long are aborted
-    log: LogOptions = LogOptions()
-
     tcp: EngineTcp | None = None  # sockets for clients on other machines
 
     @property
@@ -83,7 +87,7 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
         return () if self.tcp is None else (self.tcp.engine.fd, self.tcp.beats.fd)
 
 
-class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
+class ApiStart(ChildStart, frozen=True, kw_only=True):
     """An API process's configuration, from stdin. ``socket_fds`` are inherited listening sockets."""
 
     directory: str
@@ -93,11 +97,9 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0  # with several engines: the source of seeds for requests without one
     api_key_hashes: tuple[bytes, ...]
     socket_fds: tuple[int, ...]
-    parent_pid: int
     process: int = 0  # index of this API process
     beats: int = -1  # file descriptor of a pipe to which its event loop writes heartbeats, one byte each
     heartbeat_timeout: float = 2 * HEARTBEAT_TIMEOUT  # seconds of silence after which it counts as hung
-    log: LogOptions = LogOptions()
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -106,13 +108,6 @@ class Failure(msgspec.Struct, frozen=True):
     message: str
     deterministic: bool  # a restart would fail again
     is_gpu: bool = False  # the hardware of the GPU failed, so a restart may fail again
-
-
-class ChildStart(Protocol):
-    """The field that the configurations of all child processes have."""
-
-    @property
-    def parent_pid(self) -> int: ...
 
 
 StartT = TypeVar("StartT", bound=ChildStart)

@@ -33,8 +33,8 @@ from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explain
 from chorale.runtime.sizing.memory import gib
 from chorale.runtime.sizing.resolve import Resolved
-from chorale.serve.bootstrap import SECRET_VARIABLES, TOOL_KEY_VARIABLES
-from chorale.serve.logs import LogOptions, inherited_options
+from chorale.serve.bootstrap import SECRET_VARIABLES, TOOL_KEY_VARIABLES, ChildStart
+from chorale.serve.logs import inherited_options
 
 logger = logging.getLogger(__name__)
 UNEVEN = 1.05  # warn if the KV cache could grow by this factor without the rank with the least memory
@@ -42,16 +42,14 @@ RANK_COMMAND = module_command("chorale.serve.engine.rank_entry")
 MEETING_POINT = "ranks"  # name of the rendezvous file of the process group, in a private folder
 
 
-class RankStart(msgspec.Struct, frozen=True, kw_only=True):
+class RankStart(ChildStart, frozen=True, kw_only=True):
     """A rank process's configuration, from stdin."""
 
     config: EngineConfig
     folder: str  # path of the checkpoint folder
     rank: int
     meeting_point: str  # path of the rendezvous file
-    parent_pid: int
     descriptor: int  # file descriptor of the channel to the engine process
-    log: LogOptions
 
 
 @dataclass(frozen=True, slots=True)
