@@ -92,6 +92,12 @@ def test_boundaries(
     assert why in found.aux_source
 
 
+def test_a_peagle_head_in_the_format_of_speculators() -> None:
+    changes = {"architectures": ["PEagleDraftModel"], "speculators_model_type": "peagle", "ptd_token_id": 7}
+    found = read_head_config(speculators(**changes).config, "config.json", target_config())
+    assert (found.kind, found.mask_token, found.aux_boundaries) == ("peagle", 7, (1, 2, 4))
+
+
 def test_a_switch_that_is_absent_follows_from_the_tensors(tmp_path: Path) -> None:
     """A head whose configuration is older than its norm would only draft worse."""
     file = nvidia(eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 3, 4]})
