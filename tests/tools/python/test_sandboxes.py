@@ -29,6 +29,7 @@ from chorale.tools.python.session import KeptOutput
 from chorale.tools.python.tool import PythonTool, SessionPool, new_container_id
 from chorale.tools.python.visible import Visible
 from tests.support.event_loop import run
+from tests.support.processes import children
 from tests.support.tools.drive import drive
 
 FRESH = "[a new session: variables and files of earlier calls are gone]\n"
@@ -257,16 +258,11 @@ async def test_two_chains_do_not_see_each_other(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize("sandbox", ["dangerously_use_uv"], indirect=True)
 async def test_nothing_is_left_running(sandbox: Sandbox) -> None:
     """After a call was left and a pool was closed, this process has no children."""
-
-    def children() -> set[str]:
-        tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
-        return {pid for task in tasks for pid in (task / "children").read_text().split()}
-
-    before = children()
+    before = children(os.getpid())
     async with tool_of(sandbox) as tool:
         await drive(tool.call, "python", "import subprocess; subprocess.Popen(['sleep', '600'])")
-        assert children() != before
-    assert children() == before
+        assert children(os.getpid()) != before
+    assert children(os.getpid()) == before
     assert tree_bytes(os.getpid()) > 2**20
 
 
