@@ -4,6 +4,7 @@ bytes of length followed by msgpack, on a socket pair. The engine process encode
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -110,9 +111,15 @@ def _array_bytes(value: object) -> bytes:
 
 
 def _array(kind: object, data: bytes) -> IntArray | BoolArray:
-    """Returns a writable array, like those of the engine. ``kind``: ndarray[shape, dtype[scalar]]."""
+    """Returns a writable array, like those of the engine."""
+    return np.frombuffer(data, _scalar(kind)).copy()
+
+
+@lru_cache
+def _scalar(kind: object) -> type[np.generic]:
+    """Returns the scalar type of ndarray[shape, dtype[scalar]]. Cached: each step has a dozen arrays."""
     (scalar,) = get_args(get_args(kind)[1])
-    return np.frombuffer(data, scalar).copy()
+    return scalar  # type: ignore[no-any-return]
 
 
 _TO_RANK: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank, dec_hook=_array)
