@@ -107,7 +107,7 @@ def test_adapters_give_the_tokens_of_one_rank(checkpoint: Path, size: int, tmp_p
 
 @pytest.mark.parametrize("limit", [0, 20_000], ids=["each", "packed"])
 def test_weights_arrive_over_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    """From the other GPU: the engine answers as one that was started with them."""
+    """With weights from the other GPU, the engine answers like one that was started with them."""
     for name, seed in (("old", 3), ("new", 4)):
         write_random_checkpoint(tmp_path / name, make_config(**SIZES), seed=seed)
     options: dict[str, Any] = {"device": "cuda", "ops": "triton", "dtype": "float32"}

@@ -1,4 +1,4 @@
-"""What ``test_render_oracle`` does not compare: replay, what is dropped, that no text becomes special."""
+"""Cases beyond ``test_render_oracle``: replay, dropped reasoning, and text that looks like special tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Odd schemas raise nothing, and JSON as Rust writes it. ``test_render_oracle`` compares the quirks."""
+"""Odd schemas raise no error; JSON is written as in Rust. ``test_render_oracle`` has the other cases."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ import socket, sys, time, msgspec
 from chorale.parallel.channel import Channel
 from chorale.parallel.wire import Failed, encode
 channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-time.sleep(2 * (sys.argv[2] == "a peer is gone"))  # victims report after the culprit
+time.sleep(2 * (sys.argv[2] == "a peer is gone"))  # ranks that lost a peer report after it
 channel.send(encode(Failed(sys.argv[2], sys.argv[3])))
 """
 

@@ -42,7 +42,7 @@ def plans_with_loads() -> list[StepPlan]:
 
 
 def test_arrays_are_read_by_their_scalar_type() -> None:
-    """Not by the whole alias: from numpy 2.5 on, a decoder sees other parameters than ``BoolArray`` has."""
+    """From numpy 2.5 on, the type that the decoder passes does not equal ``BoolArray``."""
     assert _array(np.ndarray[tuple[int], np.dtype[np.bool_]], b"\1\0\1").tolist() == [True, False, True]
     assert _array(np.ndarray[tuple[int], np.dtype[np.int32]], b"\1\0\0\0").tolist() == [1]
 

@@ -100,7 +100,7 @@ def test_an_answer_is_forced_after_bare_analysis() -> None:
     assert second.sampling.max_tokens == 50 - num_first
     assert (second.sampling.seed, second.sampling.min_tokens) == (7, 0)
     assert first.sampling.grammar == second.sampling.grammar == "g"
-    # The second round's prompt ends in tokens that the grammar covers already.
+    # The grammar has already consumed the tokens at the end of the second round's prompt.
     assert (first.sampling.grammar_context, second.sampling.grammar_context) == (0, len(own))
     assert first.request_id != second.request_id
     assert fold.ended.reason == "stop"

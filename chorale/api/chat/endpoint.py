@@ -101,7 +101,7 @@ async def stream_chat(
 def _conclusion(
     state: ServerState, ends: list[TurnEnded], turn: TurnRequest, answer: Answer, with_usage: bool
 ) -> bytes:
-    """Returns the last chunk if it has usage or a record, and ``[DONE]``; or the error of a choice."""
+    """Returns the end of the stream: a chunk with usage or record, if any, and ``[DONE]``; or an error."""
     for ended in ends:
         state.metrics.repaired(ended.repairs)
     error = next((error for ended in ends if (error := end_error(ended)) is not None), None)

@@ -50,7 +50,7 @@ class HttpFrontend(Protocol):
 
 
 class InProcessFrontend:
-    """The HTTP server on the supervisor's event loop. The supervisor's signals set ``stop``."""
+    """The HTTP server on the supervisor's event loop. The supervisor's signal handlers call ``stop``."""
 
     def __init__(self, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
         self._start, self._sockets, self._stop = start, sockets, stop

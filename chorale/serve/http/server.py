@@ -39,7 +39,7 @@ _POLL_SECONDS = 0.01  # interval of checking for open connections during shutdow
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server without signal handling, which its process has.
+    """A uvicorn server without signal handling; its process handles signals.
 
     It also ends sooner: uvicorn polls ``should_exit`` ten times a second, and connections every 0.1 s.
     """
@@ -151,8 +151,8 @@ async def serve_app(
 ) -> None:
     """Serves until ``stop``, then drains.
 
-    ``drain_grace`` defaults to 0 on a loopback address or a unix socket, and to 5 s, for load balancers,
-    elsewhere.
+    ``drain_grace`` defaults to 0 on a loopback address or a unix socket, otherwise to 5 s, so that load
+    balancers notice.
     """
     check_tls(config)
     made = _uvicorn_config(_local_only(app, config), config)

@@ -20,7 +20,7 @@ CONFIGS: dict[Kind, SpeculativeConfig] = {
 
 
 def written(folder: Path, kind: Kind) -> SpeculativeConfig:
-    """A head without the matrices that it has from its target."""
+    """Writes a head without the matrix that it shares with its target."""
     file, shared = (dflash(), "lm_head.weight") if kind == "dflash" else (peagle(), "embed_tokens.weight")
     del file.tensors[shared]
     return replace(CONFIGS[kind], model=str(file.write(folder)))

@@ -481,7 +481,7 @@ def test_a_text_without_a_handle_for_this_gpu_is_refused(text: str) -> None:
 
 
 def pickled_id(octets: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """Returns what vLLM's sender stores: a pickle of its class."""
+    """Returns the id as vLLM's sender stores it: a pickle of its ``ncclUniqueId``."""
     name = "vllm.distributed.device_communicators.pynccl_wrapper"
     fields = {"_fields_": [("internal", ctypes.c_byte * 128)], "__module__": name}
     module: Any = types.ModuleType(name)

@@ -65,7 +65,7 @@ _UNSOUND = {
     *("conversation", "previous_response_id", "prompt", "best_of"),
     *("modalities", "continue_final_message", "stream_options"),
 }
-# Values that are bad almost everywhere.
+# Values that most fields refuse.
 POOL: list[Any] = [
     *(None, True, False, 0, -1, 1, 2**31, 2**63, 10**30, 0.5, -1e308, float("nan"), float("inf")),
     *("", "x", "auto", "\x00", "\ud800", "\u202e\U0001f600", "<|end|><|start|>system", "{" * 70, "x" * 5000),
@@ -222,7 +222,7 @@ def _draw(strategy: Any, fuzzer: Fuzzer, count: int, number: int) -> None:
 
 
 async def good_requests() -> list[tuple[str, Any]]:
-    """Returns (path, body) of the wire tests' requests that are answered, and of longer ones."""
+    """Returns (path, body) of the wire tests' successful requests, and of some longer requests."""
     recorder = Recorder()
     for scenario in ALL:
         if scenario is errors:
