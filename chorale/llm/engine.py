@@ -7,6 +7,7 @@ most steps take.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 import signal
@@ -101,6 +102,7 @@ class OfflineEngine:
         self._at_rest.set()
         self._idler = threading.Thread(target=self._use_idle_time, name="chorale-idle", daemon=True)
         self._idler.start()
+        atexit.register(self.close)
 
     @property
     def engines(self) -> Sequence[EngineView]:
@@ -167,6 +169,7 @@ class OfflineEngine:
         if self._closing.is_set():
             return
         self._closing.set()
+        atexit.unregister(self.close)
         with self._lock:
             self._core.shutdown()
             if self._events is not None:

@@ -155,9 +155,10 @@ class Nccl(GroupCommunicator):
         return bool(self.all_gather(torch.tensor([own], dtype=torch.float32, device=device)).any())
 
     def close(self) -> None:
-        """Close the group, for a bounded time: NCCL may wait for a rank that has ended."""
+        """Close the group, which ends when all ranks close theirs, or after ``CLOSE_SECONDS``."""
         self._named.close()
         if not ends_within(self._group.shutdown, CLOSE_SECONDS):
+            _leak(self._group)
             logger.warning("NCCL did not close; its memory is freed when this process ends")
 
     def _barrier(self) -> None:

@@ -15,6 +15,7 @@ from chorale.engine.adapters.queue import AdapterService
 from chorale.engine.commands import Command
 from chorale.engine.types import AdapterRef, GrammarService, SamplingSpec, StepHandle, StepPlan, StepResult
 from chorale.errors import EngineError
+from chorale.machine.folders import Folder
 from chorale.parallel.communicator import Communicator
 from chorale.parallel.processes import RankProcesses
 from chorale.parallel.wire import Adapt, Administer, Grammar, Plan, WorkerCall, encode
@@ -35,8 +36,12 @@ class FirstExecutor(Protocol):
 class RankedExecutor:
     """Runs every step on all ranks."""
 
-    def __init__(self, first: FirstExecutor, ranks: RankProcesses, communicator: Communicator) -> None:
+    def __init__(
+        self, first: FirstExecutor, ranks: RankProcesses, communicator: Communicator, folder: Folder
+    ) -> None:
+        """``folder`` holds the ranks' meeting point, which NCCL's group reads until it is closed."""
         self._first, self._ranks, self._communicator = first, ranks, communicator
+        self._folder = folder
         self._later: deque[WorkerCall] = deque()
 
     def execute(self, plan: StepPlan) -> StepHandle:
@@ -75,9 +80,11 @@ class RankedExecutor:
 
     def shutdown(self) -> None:
         """End the other ranks and release the memory of this one."""
+        self._ranks.stop()  # NCCL closes only when all ranks close it
         self._first.shutdown()
-        self._communicator.close()  # before the other ranks end
+        self._communicator.close()
         self._ranks.close()
+        self._folder.remove()
 
 
 class RankedGrammars:

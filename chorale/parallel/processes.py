@@ -150,13 +150,19 @@ class RankProcesses:
             return own if named else EngineError(f"rank 0: {own.message}")
         return loss.error()
 
-    def close(self) -> None:
-        """End all ranks, by force after ``STOP_SECONDS``. Idempotent."""
+    def stop(self) -> None:
+        """Tell all ranks to end; those that do not are killed after ``STOP_SECONDS``. Idempotent."""
         with self._shared.changed:
+            if self._shared.is_closing:
+                return
             self._shared.is_closing = True
         for each in self._ranks:
             with contextlib.suppress(OSError):
                 each.channel.send(encode(Stop()))
+
+    def close(self) -> None:
+        """``stop``, and wait until all ranks have ended. Idempotent."""
+        self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

@@ -22,6 +22,7 @@ from chorale.engine.types import BASE, AdapterRef, GenerateRequest
 from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.model.safetensors_file import SafetensorsFile
+from chorale.parallel import distributed
 from chorale.runtime.transfer.nccl import _ID_KEY, NcclGroup, chunks
 from tests.gpu.scores import FLOAT32_BOUND, check_rounding, differences, scores
 from tests.parallel.test_ranks import WIDE, common
@@ -84,6 +85,16 @@ def test_captured_steps_equal_launched_ones(checkpoint: Path, size: int) -> None
         core.shutdown()
         for name, answers in expected.items():
             assert [one.token_ids for one in found[name]] == [one.token_ids for one in answers], name
+
+
+@pytest.mark.parametrize("size", RANKS)
+def test_shutdown_closes_nccl(checkpoint: Path, size: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A group that stays open would hold up the end of the process, here of captured graphs."""
+    options: dict[str, Any] = {"device": "cuda", "ops": "reference", "enforce_eager": False}
+    core = make_engine(checkpoint, tensor_parallel_size=size, **options)
+    run(core, common(random_prompt(50, 1)))
+    core.shutdown()
+    assert not [each for each in caplog.records if each.name == distributed.__name__]
 
 
 @pytest.mark.parametrize("size", RANKS)

@@ -62,7 +62,7 @@ PATIENCE = 0.05  # seconds without a plan after which the last result is fetched
 
 
 class EngineGone(Exception):
-    """The engine process has ended, or has told this process to stop."""
+    """The engine process has ended."""
 
 
 def main() -> int:
@@ -81,6 +81,8 @@ def main() -> int:
         step.communicator = serving.communicator
         with explained("a step failed", serving.gpu):
             run(serving, channel, step)
+        serving.executor.shutdown()
+        serving.communicator.close()
     except (EngineGone, BrokenPipeError, ConnectionResetError):
         return EXIT_OK
     except Exception as error:
@@ -138,7 +140,7 @@ class CurrentStep:
 
 
 def run(serving: Serving, channel: Channel, step: CurrentStep) -> None:
-    """Handles messages in order. Raises ``EngineGone`` at the end, and any error of a step."""
+    """Handles messages in order until ``Stop``. Raises ``EngineGone``, and any error of a step."""
     executor, grammars, communicator = serving.executor, serving.grammars, serving.communicator
     in_flight: deque[Callable[[], StepResult]] = deque()
     while True:
@@ -164,7 +166,7 @@ def run(serving: Serving, channel: Channel, step: CurrentStep) -> None:
         elif isinstance(message, Grammar):
             grammars.prepare(SamplingSpec(grammar=message.text), ())
         elif isinstance(message, Stop):
-            raise EngineGone
+            return
 
 
 def adapt(adapters: AdapterStore, message: Adapt, channel: Channel) -> None:

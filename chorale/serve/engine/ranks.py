@@ -135,11 +135,9 @@ class StartedRanks:
     def join(self, first: LocalExecutor, grammars: GrammarService) -> tuple[RankedExecutor, RankedGrammars]:
         """Wait until all ranks have loaded. Returns an executor and grammars for ``first`` and all others."""
         self.processes.wait_ready()
-        self._private.remove()  # all ranks are connected
         assert self._communicator is not None
-        return RankedExecutor(first, self.processes, self._communicator), RankedGrammars(
-            grammars, self.processes
-        )
+        executor = RankedExecutor(first, self.processes, self._communicator, self._private)
+        return executor, RankedGrammars(grammars, self.processes)
 
     def close(self) -> None:
         if self._communicator is not None:
