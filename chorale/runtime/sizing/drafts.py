@@ -12,6 +12,7 @@ from chorale.model.config_fields import read_json_object
 from chorale.model.draft.config import HeadConfig, Kind, published_head
 from chorale.model.draft.parse import read_head_config
 from chorale.model.hub import find_folder
+from chorale.runtime.sizing.graph_sizes import MOST_DRAFTING_ROWS
 from chorale.runtime.sizing.memory import gib, head_activation_bytes, head_bytes, head_kv_bytes
 
 
@@ -68,24 +69,21 @@ def check_head(config: SpeculativeConfig, head: HeadConfig, where: str) -> None:
 def draft_memory(
     config: SpeculativeConfig | None,
     model: ModelConfig,
-    *,
     dtype: str,
     kv_dtype: str,
     block_size: int,
-    num_tokens: int,
-    num_rows: int,
+    tokens: int,
 ) -> DraftMemory:
-    """Compute the sizes. ``num_tokens``: tokens of the largest step; ``num_rows``: rows of the largest
-    drafting step."""
+    """Compute the sizes. ``tokens``: those of the largest step."""
     head = head_config(config, model)
     if head is None or config is None:
         return NO_DRAFT_MEMORY
-    is_assumed = config.model is not None and find_folder(config.model) is None
+    note = ""
+    if config.model is not None and find_folder(config.model) is None:
+        note = f"draft head {config.model}: not on this machine; sizes are those of published heads"
     return DraftMemory(
         head_bytes(head, dtype),
         head_kv_bytes(head, block_size, kv_dtype),
-        head_activation_bytes(head, num_tokens, num_rows),
-        f"draft head {config.model}: not on this machine; sizes are those of published heads"
-        if is_assumed
-        else "",
+        head_activation_bytes(head, tokens, MOST_DRAFTING_ROWS),
+        note,
     )

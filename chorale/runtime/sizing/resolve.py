@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, TypeVar
 
 from chorale.config.cache_dtype import E4M3, cache_dtype
@@ -32,7 +31,6 @@ from chorale.runtime.sizing.economy import (
 from chorale.runtime.sizing.graph_sizes import (
     MIXED_ROWS,
     MIXED_TOKENS,
-    MOST_DRAFTING_ROWS,
     chosen_sizes,
     context_sizes,
     row_sizes,
@@ -125,34 +123,333 @@ class Resolved:
         return self.drafts is not None
 
 
-class _Decider:
-    """Collects decisions; keeps values that the operator set."""
+class _Resolver:
+    """``resolve`` with the defaults of one economy. Collects decisions; keeps what the operator set."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, config: EngineConfig, model: ModelConfig, hardware: Hardware, economy: Economy
+    ) -> None:
+        self.config, self.model, self.hardware, self.economy = config, model, hardware, economy
+        self.part = share_of_first(config, model)  # all ranks use the sizes of the largest share
+        self.on_cpu = hardware.kind == "cpu"
+        self.wanted_len = config.max_model_len or model.max_position_embeddings
         self.decisions: list[Decision] = []
         self.notes: list[str] = []
 
-    def note(self, text: str) -> None:
+    def resolve(
+        self,
+        can_overlap: bool,
+        can_capture: bool,
+        supports_fp8_kv: bool,
+        precision: Literal["int8", "exact"] | None,
+    ) -> Resolved:
+        """Resolve all settings, in the order of their dependencies."""
+        config, speculation, int8 = self.config, self.config.speculative_config, precision == "int8"
+        self.dtype = self._dtype()
+        self._note_ranks_and_platform()
+        self.kv_dtype = self._kv_dtype(precision, supports_fp8_kv)
+        self._step_sizes()
+        drafts = draft_memory(
+            speculation, self.model, self.dtype, self.kv_dtype, self.block_size, self.tokens
+        )
+        self._note(drafts.note)
+        self.geometry = kv_geometry(self.part, self.block_size, self.kv_dtype, drafts.per_block)
+        host_tier = self._host_tier()
+        graph_rows = self._graph_rows(can_capture)
+        mixed_graphs = bool(graph_rows) and config.mixed_cuda_graphs and not self.economy.is_lean
+        if graph_rows and not mixed_graphs:
+            self._pick("mixed_cuda_graphs", None if config.mixed_cuda_graphs else False, False, _SHORT)
+        host_embedding = self._host_embedding(can_capture)
+        fixed = self._fixed(drafts, host_tier, int8=int8, host_embedding=host_embedding)
+        workspace = self._workspace(graph_rows)
+        max_model_len, size = self._pool(fixed, workspace)
+        async_scheduling = self._async_scheduling(can_overlap)
+        return Resolved(
+            limits=self._limits(size.num_blocks, max_model_len, async_scheduling, host_tier),
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            geometry=self.geometry,
+            graph_rows=graph_rows,
+            mixed_graphs=mixed_graphs,
+            decisions=tuple(self.decisions),
+            max_logprobs=self._max_logprobs(),
+            logprobs_mode=config.logprobs_mode,
+            batch_invariant=config.batch_invariant,
+            most_drafts=0 if speculation is None else speculation.num_speculative_tokens,
+            drafts=drafts if speculation is not None and speculation.has_head else None,
+            notes=tuple(self.notes),
+            host_tier=host_tier,
+            int8=int8,
+            missing=size.missing,
+            host_embedding=host_embedding,
+            is_lean=self.economy.is_lean,
+            workspace=workspace,
+            is_roomy=size.is_roomy,
+        )
+
+    # ------------------------------------------------------------------ decisions
+
+    def _note(self, text: str) -> None:
         if text:
             self.notes.append(text)
 
-    def pick(self, name: str, asked: Number | None, default: Number, reason: str) -> Number:
+    def _pick(self, name: str, asked: Number | None, default: Number, reason: str) -> Number:
         value = default if asked is None else asked
         self.decisions.append(Decision(name, value, reason if asked is None else "requested", asked is None))
         return value
 
-    def name(self, name: str, asked: str, default: str, reason: str) -> str:
-        return self.pick(name, None if asked == "auto" else asked, default, reason)
+    def _name(self, name: str, asked: str, default: str, reason: str) -> str:
+        return self._pick(name, None if asked == "auto" else asked, default, reason)
 
+    def _dtype(self) -> str:
+        is_small = self.on_cpu and self.model.num_parameters <= SMALL_PARAMETERS
+        why = "a small checkpoint on a CPU" if is_small else "the checkpoint's own precision"
+        dtype = self._name("dtype", self.config.dtype, "float32" if is_small else "bfloat16", why)
+        if self.model.expert_input_scales and self.config.moe_activation_dtype != "fp8":
+            self._note(
+                f"the checkpoint's e4m3 scales of the experts' inputs are not used, inputs are {dtype}: "
+                "--moe-activation-dtype fp8 (Hopper) uses them"
+            )
+        return dtype
 
-@dataclass(frozen=True, slots=True)
-class _StepSizes:
-    """The limits of a step that do not depend on memory."""
+    def _note_ranks_and_platform(self) -> None:
+        if self.config.tensor_parallel_size > 1:
+            asked, by_expert = self.config.enable_expert_parallel, cuts_by_expert(self.config)
+            why = "by default each rank has columns of every expert"
+            self._pick("enable_expert_parallel", asked, by_expert, why)
+            if by_expert and len(set(self.model.layer_experts)) > 1:
+                raise ConfigError(
+                    "--enable-expert-parallel: the model's layers have different numbers of experts, so "
+                    "their experts cannot be shared out; without the flag, each rank has columns of every "
+                    "expert"
+                )
+        if self.hardware.kind in PLATFORMS:
+            self._note(PLATFORMS[self.hardware.kind].state)
 
-    block_size: int
-    seqs: int
-    tokens: int
-    delay: float
+    def _kv_dtype(self, precision: Literal["int8", "exact"] | None, supports_fp8_kv: bool) -> str:
+        name = self.config.kv_cache_dtype
+        asked = cache_dtype(name)
+        if asked == E4M3 and (not supports_fp8_kv or self.hardware.decodes_experts):
+            raise ConfigError(f"--kv-cache-dtype {name}: this op back end does not support an fp8 KV cache")
+        if precision == "exact":
+            return self._name("kv_cache_dtype", asked, "float32", "--cpu-precision exact")
+        return self._name("kv_cache_dtype", asked, self.dtype, "same as dtype")
+
+    def _step_sizes(self) -> None:
+        """Decide on the limits of a step that do not depend on memory."""
+        config, cpu, default = self.config, self.on_cpu, f"default on {self.hardware.kind}"
+        small_seqs = 64 if self.model.num_parameters <= SMALL_PARAMETERS else 16
+        seqs = small_seqs if cpu else self.economy.seqs
+        tokens = 2048 if cpu or self.hardware.decodes_experts else self.economy.tokens
+        few = default if self.economy is USUAL else _SHORT
+        delay = CPU_PROMPT_DELAY if cpu else GPU_PROMPT_DELAY
+        self.block_size = self._pick("block_size", config.block_size, 16 if cpu else 64, default)
+        self.seqs = self._pick("max_num_seqs", config.max_num_seqs, seqs, few)
+        self.tokens = self._pick("max_num_batched_tokens", config.max_num_batched_tokens, tokens, few)
+        self.prompt_delay = self._pick("prompt_delay", config.prompt_delay, delay, default)
+        check_rows(self.seqs, self.wanted_len, self.block_size, self.hardware)
+
+    def _host_tier(self) -> HostTierSizes | None:
+        """Return the sizes of the host memory tier, or None if it is not requested or useless."""
+        asked = self.config.kv_offloading_size or 0
+        sizes = host_tier_sizes(self.config, self.geometry, self.tokens)
+        if sizes is not None:
+            beside = f"{sizes}; {gib(sizes.device_bytes)} of device memory for copies"
+            self.decisions.append(Decision("kv_offloading_size", asked, beside, False))
+        elif asked:
+            self._note("--kv-offloading-size has no effect without prefix caching")
+        return sizes
+
+    def _graph_rows(self, can_capture: bool) -> tuple[int, ...]:
+        """Return the rows of captured decode steps. A batch with more rows than the last runs without a
+        graph."""
+        asked, highest = self.config.cudagraph_capture_sizes, self.config.max_cudagraph_capture_size
+        most = self.seqs if highest is None else min(self.seqs, highest)
+        sizes: tuple[int, ...] = ()
+        if self.config.enforce_eager or most < 1:
+            why = "requested"
+        elif not can_capture:
+            why = "not supported by the device or its ops"
+        elif asked is not None:
+            why, sizes = "requested", chosen_sizes(asked, most)
+        else:
+            why, sizes = "decode steps, captured when first needed", row_sizes(most)
+        text = f"{len(sizes)} sizes up to {sizes[-1]} rows" if sizes else "none"
+        self.decisions.append(Decision("cuda_graphs", text, why, why != "requested"))
+        return sizes
+
+    def _host_embedding(self, can_gather: bool) -> bool:
+        """Returns whether the embedding stays in host memory, beside a device with memory of its own."""
+        found = not self.on_cpu and has_host_embedding(self.config, self.economy, can_gather=can_gather)
+        is_default = self.config.cpu_offload_params is None
+        if found:
+            size = gib(embedding_bytes(self.model, self.dtype))
+            asked = None if is_default else EMBEDDING
+            self._pick("cpu_offload_params", asked, EMBEDDING, f"{_SHORT}; {size} stay in host memory")
+        if self.economy is not USUAL:
+            where = "the input embedding stays in host memory, and " if found and is_default else ""
+            self._note(f"{_SHORT}: {where}steps are smaller (see max_num_seqs and max_num_batched_tokens)")
+        return found
+
+    def _async_scheduling(self, can_overlap: bool) -> bool:
+        reason = "the device works while the host plans" if can_overlap else "host and device are the same"
+        return bool(self._pick("async_scheduling", self.config.async_scheduling, can_overlap, reason))
+
+    def _max_logprobs(self) -> int:
+        """Resolve max_logprobs; -1 means the maximum, as in vLLM."""
+        asked = self.config.max_logprobs
+        if 0 <= asked <= MAX_LOGPROBS:
+            return asked
+        self._note(f"max_logprobs is {MAX_LOGPROBS} instead of {asked}: {MAX_LOGPROBS} is the maximum")
+        return MAX_LOGPROBS
+
+    # ------------------------------------------------------------------ memory
+
+    def _fixed(
+        self, drafts: DraftMemory, host_tier: HostTierSizes | None, *, int8: bool, host_embedding: bool
+    ) -> int:
+        """Return the bytes of weights, adapters, the draft head and the host tier."""
+        part, dtype = self.part, self.dtype
+        fixed = weight_bytes(part, dtype, decoded=self.hardware.decodes_experts, int8=int8)
+        if self.config.enable_lora:
+            fixed += self._adapters()
+        fixed += drafts.weights + drafts.activations - (embedding_bytes(part, dtype) if host_embedding else 0)
+        if host_tier is not None:
+            fixed += host_tier.device_bytes + (host_tier.host_bytes if self.on_cpu else 0)
+        return fixed
+
+    def _adapters(self) -> int:
+        """Returns the bytes of adapters: in the slots, and on a CPU those of attention in host memory."""
+        config, part, rank = self.config, self.part, self.config.max_lora_rank
+        slots, num_host = config.max_loras, config.max_cpu_loras or config.max_loras
+        whole = adapter_bytes(part, rank, "float32")
+        attention = adapter_bytes(part, rank, "float32", experts=False)
+        device = slots * (whole if self.on_cpu else slot_bytes(part, rank, self.dtype))
+        why = (
+            f"{gib(num_host * attention)} of host memory, or {gib(num_host * whole)} if they have all experts"
+        )
+        self.decisions.append(Decision("max_loras", slots, f"{gib(device)} of memory"))
+        self.decisions.append(Decision("max_cpu_loras", num_host, why))
+        if self.on_cpu:
+            return device + num_host * attention
+        return device + addend_bytes(part, self.tokens, self.dtype)
+
+    def _workspace(self, graph_rows: tuple[int, ...]) -> int:
+        """Return the bytes that a device needs in addition to weights and the pool."""
+        config, part, blocks = self.config, self.part, -(-self.wanted_len // self.block_size) + 1
+        steps = activation_bytes(part, self.tokens, self.seqs, self.dtype)
+        if self.on_cpu:
+            return steps
+        most = max(self.tokens, self.seqs, *graph_rows)
+        ranks = rank_bytes(config, self.model, most, self.dtype, has_peers=self.hardware.kind == "cuda")
+        if self.economy.is_lean:
+            return ranks + lean_bytes(config, part, self.tokens, self.seqs, graph_rows, blocks)
+        graphs = self._graph_bytes(graph_rows, blocks)
+        return steps + CUDA_RESERVE + graphs + processor_bytes(self.model, self.seqs) + ranks
+
+    def _graph_bytes(self, sizes: tuple[int, ...], max_blocks: int) -> int:
+        num_graphs = 2 * sum(len(context_sizes(size, self.wanted_len)) for size in sizes)  # filters or not
+        mixed = MIXED_TOKENS if self.config.mixed_cuda_graphs else ()
+        num_graphs += len(mixed) * len(MIXED_ROWS)
+        if self.config.enable_lora:
+            num_graphs += 2 * (len(sizes) + len(mixed))
+        most = max((*sizes, *mixed), default=0) if sizes else 0
+        return graph_bytes(self.part, most, num_graphs, max_blocks)
+
+    def _pool(self, fixed: int, workspace: int) -> tuple[int, PoolSize]:
+        """Return max_model_len and the pool's size. The model's maximum is reduced to the pool's capacity; a
+        requested length is not."""
+        config, wanted, geometry = self.config, self.wanted_len, self.geometry
+        least = workspace // 2 if self.economy is USUAL else 0  # smaller steps serve a smaller pool better
+        request = PoolRequest(geometry, self.seqs, wanted, fixed + workspace, least)
+        size = size_pool(config, self.hardware, request)
+        if size.is_shared and (others := who_holds(self.hardware)):
+            self._note(f"{others}; the KV cache gets the rest ({size.num_blocks} blocks)")
+        fits = geometry.tokens_in(size.num_blocks)
+        if config.max_model_len is None and 2 <= fits < wanted:
+            self._note(
+                f"max_model_len is {fits} instead of the model's {wanted}: the KV pool holds no more "
+                f"({size.num_blocks} blocks of {geometry.block_size} tokens, {size.reason})"
+            )
+            if fits < LITTLE_CONTEXT:
+                self._note(f"{fits:,} tokens of context are enough for a short chat only; free some memory")
+            wanted = self._pick("max_model_len", None, fits, "limited by the KV pool")
+        else:
+            check_one_fits(config, size, request, self.kv_dtype, self.hardware)
+            self._pick("max_model_len", config.max_model_len, wanted, "the model's maximum")
+        memory = gib(size.num_blocks * geometry.bytes_per_block)
+        self._pick("num_blocks", config.num_gpu_blocks_override, size.num_blocks, f"{memory}, {size.reason}")
+        if size.missing:
+            exceeded = f"exceed the free memory by {gib(size.missing)}"
+            self._note(f"weights, activations and KV pool {exceeded}: {size.reason}")
+        return wanted, size
+
+    # ------------------------------------------------------------------ limits of the scheduler
+
+    def _limits(
+        self, num_blocks: int, max_model_len: int, async_scheduling: bool, host_tier: HostTierSizes | None
+    ) -> EngineLimits:
+        config, model, cpu, speculation = self.config, self.model, self.on_cpu, self.config.speculative_config
+        self._check_limits(max_model_len)
+        batch_delay, long_batch_delay = CPU_BATCH_DELAYS if cpu else GPU_BATCH_DELAYS
+        return EngineLimits(
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            max_num_seqs=self.seqs,
+            max_num_active_seqs=config.max_num_active_seqs or 0,
+            max_num_batched_tokens=min(self.tokens, config.max_num_scheduled_tokens or self.tokens),
+            prefill_interval=config.prefill_schedule_interval,
+            long_prefill=config.long_prefill_token_threshold,
+            long_prefill_share=config.long_prefill_token_threshold_adaptive,
+            observed_blocks=config.kv_cache_metrics_sample if config.kv_cache_metrics else 0.0,
+            watermark=0.01 if config.watermark is None else config.watermark,
+            prompt_delay=self.prompt_delay,
+            max_prompt_delay=MAX_PROMPT_DELAY,
+            batch_delay=batch_delay,
+            long_batch_delay=long_batch_delay,
+            batch_waits=cpu,
+            least_chunk=1 if cpu else GPU_LEAST_CHUNK,
+            max_model_len=max_model_len,
+            sliding_window=model.sliding_window,
+            enable_prefix_caching=config.enable_prefix_caching,
+            policy=config.scheduling_policy,
+            async_scheduling=async_scheduling,
+            eos_token_ids=tuple(token for token in model.eos_token_ids if token < model.vocab_size),
+            vocab_size=model.vocab_size,
+            seed=config.seed,
+            draft_tokens=() if speculation is None else speculation.tokens_by_rows,
+            routed_experts=self._routed_experts(),
+            max_loras=config.max_loras if config.enable_lora else 0,
+            **self._tier_limits(host_tier),
+        )
+
+    def _check_limits(self, max_model_len: int) -> None:
+        """Raises ``ConfigError`` for limits of the scheduler that exceed the sizes that they limit."""
+        active, threshold = self.config.max_num_active_seqs, self.config.long_prefill_token_threshold
+        if active is not None and active > self.seqs:
+            raise ConfigError(f"--max-num-active-seqs {active} is more than --max-num-seqs {self.seqs}")
+        if threshold > max_model_len:
+            raise ConfigError(
+                f"--long-prefill-token-threshold {threshold} is more than --max-model-len {max_model_len}"
+            )
+
+    def _routed_experts(self) -> tuple[int, int] | None:
+        if not self.config.enable_return_routed_experts:
+            return None
+        if self.model.num_local_experts > 256:
+            raise ConfigError("--enable-return-routed-experts: the model has more than 256 experts")
+        return self.model.num_hidden_layers, self.model.num_experts_per_tok
+
+    def _tier_limits(self, sizes: HostTierSizes | None) -> dict[str, int]:
+        """Return the fields of ``EngineLimits`` about host memory."""
+        if sizes is None:
+            return {}
+        return {
+            "num_host_slots": sizes.num_slots,
+            "max_saved_pages": sizes.saved,
+            "min_host_hit": 1 if self.on_cpu else GPU_LEAST_HIT,
+            "page_bytes": sizes.page_bytes * self.config.tensor_parallel_size,
+        }
 
 
 def resolve(
@@ -171,7 +468,11 @@ def resolve(
     ops support an fp8 KV cache. ``precision``: precision of the CPU ops; None: other ops are used.
     """
     check_model(config, model)
-    attempt = partial(_resolve, config, model, hardware, can_overlap, can_capture, supports_fp8_kv, precision)
+
+    def attempt(economy: Economy) -> Resolved:
+        resolver = _Resolver(config, model, hardware, economy)
+        return resolver.resolve(can_overlap, can_capture, supports_fp8_kv, precision)
+
     economies = ECONOMIES if can_capture and hardware.kind in ("cuda", "rocm") else (USUAL,)
     for economy in economies[:-1]:
         with suppress(ConfigError):  # one that has another reason than memory comes again below
@@ -181,373 +482,11 @@ def resolve(
     return attempt(economies[-1])
 
 
-def _resolve(
-    config: EngineConfig,
-    model: ModelConfig,
-    hardware: Hardware,
-    can_overlap: bool,
-    can_capture: bool,
-    supports_fp8_kv: bool,
-    precision: Literal["int8", "exact"] | None,
-    economy: Economy,
-) -> Resolved:
-    """``resolve`` with the defaults of one economy."""
-    speculation = config.speculative_config
-    part = share_of_first(config, model)  # all ranks use the sizes of the largest share
-    decide = _Decider()
-    dtype = _dtype(config, model, hardware, decide)
-    _note_ranks_and_platform(config, model, hardware, decide)
-    pages = ("float32", "--cpu-precision exact") if precision == "exact" else (dtype, "same as dtype")
-    kv_dtype = _kv_dtype(config, decide, pages, supports_fp8_kv and not hardware.decodes_experts)
-    step = _step_sizes(config, model, hardware, decide, economy)
-    drafts = draft_memory(
-        speculation,
-        model,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        block_size=step.block_size,
-        num_tokens=step.tokens,
-        num_rows=MOST_DRAFTING_ROWS,
-    )
-    decide.note(drafts.note)
-    geometry = kv_geometry(part, step.block_size, kv_dtype, drafts.per_block)
-    host_tier = _host_tier(config, decide, geometry, step.tokens)
-    graph_rows = _graph_rows(config, decide, step.seqs, can_capture)
-    mixed_graphs = bool(graph_rows) and config.mixed_cuda_graphs and not economy.is_lean
-    if graph_rows and not mixed_graphs:
-        decide.pick("mixed_cuda_graphs", None if config.mixed_cuda_graphs else False, False, _SHORT)
-    host_embedding = _host_embedding(config, model, hardware, dtype, decide, economy, can_capture)
-    fixed = weight_bytes(part, dtype, decoded=hardware.decodes_experts, int8=precision == "int8")
-    if config.enable_lora:
-        fixed += _adapters(config, part, dtype, decide, on_cpu=hardware.kind == "cpu")
-        fixed += 0 if hardware.kind == "cpu" else addend_bytes(part, step.tokens, dtype)
-    fixed += drafts.weights + drafts.activations - (embedding_bytes(part, dtype) if host_embedding else 0)
-    if host_tier is not None:
-        fixed += host_tier.device_bytes + (host_tier.host_bytes if hardware.kind == "cpu" else 0)
-    workspace = _workspace(config, model, part, hardware, step, graph_rows, dtype, economy)
-    wanted = config.max_model_len or model.max_position_embeddings
-    least = workspace // 2 if economy is USUAL else 0  # a smaller pool is better served by smaller steps
-    request = PoolRequest(geometry, step.seqs, wanted, fixed + workspace, least)
-    longest, size = _pool(config, model, hardware, decide, kv_dtype, request)
-    async_scheduling = _async_scheduling(config, decide, can_overlap)
-    return Resolved(
-        limits=_limits(config, model, hardware, step, size.num_blocks, longest, async_scheduling, host_tier),
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        geometry=geometry,
-        graph_rows=graph_rows,
-        mixed_graphs=mixed_graphs,
-        decisions=tuple(decide.decisions),
-        max_logprobs=_max_logprobs(config, decide),
-        logprobs_mode=config.logprobs_mode,
-        batch_invariant=config.batch_invariant,
-        most_drafts=0 if speculation is None else speculation.num_speculative_tokens,
-        drafts=drafts if speculation is not None and speculation.has_head else None,
-        notes=tuple(decide.notes),
-        host_tier=host_tier,
-        int8=precision == "int8",
-        missing=size.missing,
-        host_embedding=host_embedding,
-        is_lean=economy.is_lean,
-        workspace=workspace,
-        is_roomy=size.is_roomy,
-    )
-
-
-def _adapters(config: EngineConfig, part: ModelConfig, dtype: str, decide: _Decider, *, on_cpu: bool) -> int:
-    """Returns the bytes of adapters: in the slots, and on a CPU those of attention in host memory."""
-    size = partial(adapter_bytes, part, config.max_lora_rank)
-    slots, num_host = config.max_loras, config.max_cpu_loras or config.max_loras
-    device = slots * (size("float32") if on_cpu else slot_bytes(part, config.max_lora_rank, dtype))
-    host, most = (num_host * size("float32", experts=experts) for experts in (False, True))
-    why = f"{gib(host)} of host memory, or {gib(most)} if they have all experts"
-    decide.decisions.append(Decision("max_loras", slots, f"{gib(device)} of memory"))
-    decide.decisions.append(Decision("max_cpu_loras", num_host, why))
-    return device + (host if on_cpu else 0)
-
-
-def _dtype(config: EngineConfig, model: ModelConfig, hardware: Hardware, decide: _Decider) -> str:
-    is_small = hardware.kind == "cpu" and model.num_parameters <= SMALL_PARAMETERS
-    why = "a small checkpoint on a CPU" if is_small else "the checkpoint's own precision"
-    dtype = decide.name("dtype", config.dtype, "float32" if is_small else "bfloat16", why)
-    if model.expert_input_scales and config.moe_activation_dtype != "fp8":
-        decide.note(
-            f"the checkpoint's e4m3 scales of the experts' inputs are not used, inputs are {dtype}: "
-            "--moe-activation-dtype fp8 (Hopper) uses them"
-        )
-    return dtype
-
-
-def _note_ranks_and_platform(
-    config: EngineConfig, model: ModelConfig, hardware: Hardware, decide: _Decider
-) -> None:
-    if config.tensor_parallel_size > 1:
-        asked, by_expert = config.enable_expert_parallel, cuts_by_expert(config)
-        why = "by default each rank has columns of every expert"
-        decide.pick("enable_expert_parallel", asked, by_expert, why)
-        if by_expert and len(set(model.layer_experts)) > 1:
-            raise ConfigError(
-                "--enable-expert-parallel: the model's layers have different numbers of experts, so their "
-                "experts cannot be shared out; without the flag, each rank has columns of every expert"
-            )
-    if hardware.kind in PLATFORMS:
-        decide.note(PLATFORMS[hardware.kind].state)
-
-
-def _step_sizes(
-    config: EngineConfig, model: ModelConfig, hardware: Hardware, decide: _Decider, economy: Economy
-) -> _StepSizes:
-    cpu, default = hardware.kind == "cpu", f"default on {hardware.kind}"
-    seqs = (64 if model.num_parameters <= SMALL_PARAMETERS else 16) if cpu else economy.seqs
-    tokens = 2048 if cpu or hardware.decodes_experts else economy.tokens
-    few = default if economy is USUAL else _SHORT
-    delay = CPU_PROMPT_DELAY if cpu else GPU_PROMPT_DELAY
-    step = _StepSizes(
-        decide.pick("block_size", config.block_size, 16 if cpu else 64, default),
-        decide.pick("max_num_seqs", config.max_num_seqs, seqs, few),
-        decide.pick("max_num_batched_tokens", config.max_num_batched_tokens, tokens, few),
-        decide.pick("prompt_delay", config.prompt_delay, delay, default),
-    )
-    longest = config.max_model_len or model.max_position_embeddings
-    check_rows(step.seqs, longest, step.block_size, hardware)
-    return step
-
-
-def _host_embedding(
-    config: EngineConfig,
-    model: ModelConfig,
-    hardware: Hardware,
-    dtype: str,
-    decide: _Decider,
-    economy: Economy,
-    can_gather: bool,
-) -> bool:
-    """Returns whether the input embedding stays in host memory, beside a device with memory of its own."""
-    found = hardware.kind != "cpu" and has_host_embedding(config, economy, can_gather=can_gather)
-    if found:
-        size = gib(embedding_bytes(model, dtype))
-        asked = None if config.cpu_offload_params is None else EMBEDDING
-        decide.pick("cpu_offload_params", asked, EMBEDDING, f"{_SHORT}; {size} stay in host memory")
-    if economy is not USUAL:
-        where = "the input embedding stays in host memory, and " if found and asked is None else ""
-        decide.note(f"{_SHORT}: {where}steps are smaller (see max_num_seqs and max_num_batched_tokens)")
-    return found
-
-
-def _workspace(
-    config: EngineConfig,
-    model: ModelConfig,
-    part: ModelConfig,
-    hardware: Hardware,
-    step: _StepSizes,
-    graph_rows: tuple[int, ...],
-    dtype: str,
-    economy: Economy,
-) -> int:
-    """Return the bytes that a device needs in addition to weights and the pool."""
-    steps = activation_bytes(part, step.tokens, step.seqs, dtype)
-    if hardware.kind == "cpu":
-        return steps
-    most = max(step.tokens, step.seqs, *graph_rows)
-    ranks = rank_bytes(config, model, most, dtype, has_peers=hardware.kind == "cuda")
-    longest = config.max_model_len or model.max_position_embeddings
-    if economy.is_lean:
-        blocks = -(-longest // step.block_size) + 1
-        return ranks + lean_bytes(config, part, step.tokens, step.seqs, graph_rows, blocks)
-    return (
-        steps
-        + CUDA_RESERVE
-        + _graph_bytes(config, part, graph_rows, step.block_size)
-        + processor_bytes(model, step.seqs)
-        + ranks
-    )
-
-
-def _limits(
-    config: EngineConfig,
-    model: ModelConfig,
-    hardware: Hardware,
-    step: _StepSizes,
-    num_blocks: int,
-    longest: int,
-    async_scheduling: bool,
-    host_tier: HostTierSizes | None,
-) -> EngineLimits:
-    cpu, speculation = hardware.kind == "cpu", config.speculative_config
-    _check_step(config, step, longest)
-    batch_delay, long_batch_delay = CPU_BATCH_DELAYS if cpu else GPU_BATCH_DELAYS
-    return EngineLimits(
-        num_blocks=num_blocks,
-        block_size=step.block_size,
-        max_num_seqs=step.seqs,
-        max_num_active_seqs=config.max_num_active_seqs or 0,
-        max_num_batched_tokens=min(step.tokens, config.max_num_scheduled_tokens or step.tokens),
-        prefill_interval=config.prefill_schedule_interval,
-        long_prefill=config.long_prefill_token_threshold,
-        long_prefill_share=config.long_prefill_token_threshold_adaptive,
-        observed_blocks=config.kv_cache_metrics_sample if config.kv_cache_metrics else 0.0,
-        watermark=0.01 if config.watermark is None else config.watermark,
-        prompt_delay=step.delay,
-        max_prompt_delay=MAX_PROMPT_DELAY,
-        batch_delay=batch_delay,
-        long_batch_delay=long_batch_delay,
-        batch_waits=cpu,
-        least_chunk=1 if cpu else GPU_LEAST_CHUNK,
-        max_model_len=longest,
-        sliding_window=model.sliding_window,
-        enable_prefix_caching=config.enable_prefix_caching,
-        policy=config.scheduling_policy,
-        async_scheduling=async_scheduling,
-        eos_token_ids=tuple(token for token in model.eos_token_ids if token < model.vocab_size),
-        vocab_size=model.vocab_size,
-        seed=config.seed,
-        draft_tokens=() if speculation is None else speculation.tokens_by_rows,
-        routed_experts=_routed_experts(config, model),
-        max_loras=config.max_loras if config.enable_lora else 0,
-        **_tier_limits(host_tier, config.tensor_parallel_size, 1 if cpu else GPU_LEAST_HIT),
-    )
-
-
-def _check_step(config: EngineConfig, step: _StepSizes, longest: int) -> None:
-    """Raises ``ConfigError`` for limits of the scheduler that exceed the sizes that they limit."""
-    active, threshold = config.max_num_active_seqs, config.long_prefill_token_threshold
-    if active is not None and active > step.seqs:
-        raise ConfigError(f"--max-num-active-seqs {active} is more than --max-num-seqs {step.seqs}")
-    if threshold > longest:
-        raise ConfigError(
-            f"--long-prefill-token-threshold {threshold} is more than --max-model-len {longest}"
-        )
-
-
-def _routed_experts(config: EngineConfig, model: ModelConfig) -> tuple[int, int] | None:
-    if not config.enable_return_routed_experts:
-        return None
-    if model.num_local_experts > 256:
-        raise ConfigError("--enable-return-routed-experts: the model has more than 256 experts")
-    return model.num_hidden_layers, model.num_experts_per_tok
-
-
-def _host_tier(
-    config: EngineConfig, decide: _Decider, geometry: KvGeometry, tokens: int
-) -> HostTierSizes | None:
-    """Return the sizes of the host memory tier, or None if it is not requested or useless."""
-    sizes = host_tier_sizes(config, geometry, tokens)
-    if sizes is not None:
-        beside = f"{sizes}; {gib(sizes.device_bytes)} of device memory for copies"
-        decide.decisions.append(Decision("kv_offloading_size", config.kv_offloading_size or 0, beside, False))
-    elif config.kv_offloading_size:
-        decide.notes.append("--kv-offloading-size has no effect without prefix caching")
-    return sizes
-
-
-def _tier_limits(sizes: HostTierSizes | None, ranks: int, least_hit: int) -> dict[str, int]:
-    """Return the fields of ``EngineLimits`` about host memory."""
-    if sizes is None:
-        return {}
-    return {
-        "num_host_slots": sizes.num_slots,
-        "max_saved_pages": sizes.saved,
-        "min_host_hit": least_hit,
-        "page_bytes": sizes.page_bytes * ranks,
-    }
-
-
-def _graph_rows(config: EngineConfig, decide: _Decider, seqs: int, can_capture: bool) -> tuple[int, ...]:
-    """Return the rows of captured decode steps. A batch with more rows than the last runs without a graph."""
-    asked = config.cudagraph_capture_sizes
-    most = min(seqs, seqs if config.max_cudagraph_capture_size is None else config.max_cudagraph_capture_size)
-    sizes: tuple[int, ...] = ()
-    if config.enforce_eager or most < 1:
-        why = "requested"
-    elif not can_capture:
-        why = "not supported by the device or its ops"
-    elif asked is not None:
-        why, sizes = "requested", chosen_sizes(asked, most)
-    else:
-        why, sizes = "decode steps, captured when first needed", row_sizes(most)
-    text = f"{len(sizes)} sizes up to {sizes[-1]} rows" if sizes else "none"
-    decide.decisions.append(Decision("cuda_graphs", text, why, why != "requested"))
-    return sizes
-
-
-def _graph_bytes(config: EngineConfig, model: ModelConfig, sizes: tuple[int, ...], block_size: int) -> int:
-    longest = config.max_model_len or model.max_position_embeddings
-    num_graphs = 2 * sum(len(context_sizes(size, longest)) for size in sizes)  # with and without filters
-    mixed = MIXED_TOKENS if config.mixed_cuda_graphs else ()
-    num_graphs += len(mixed) * len(MIXED_ROWS)
-    if config.enable_lora:
-        num_graphs += 2 * (len(sizes) + len(mixed))
-    most = max((*sizes, *mixed), default=0) if sizes else 0
-    return graph_bytes(model, most, num_graphs, -(-longest // block_size) + 1)
-
-
 def cpu_precision(config: EngineConfig, model: ModelConfig) -> Literal["int8", "exact"]:
     """Return the precision of the CPU ops. Rounding saves little if the weights fit into the cache."""
     if config.cpu_precision != "auto":
         return config.cpu_precision
     return "exact" if model.num_parameters <= SMALL_PARAMETERS else "int8"
-
-
-def _kv_dtype(config: EngineConfig, decide: _Decider, default: tuple[str, str], supports_fp8_kv: bool) -> str:
-    """Return the KV type. ``default``: the default type and its reason."""
-    asked = cache_dtype(config.kv_cache_dtype)
-    if asked == E4M3 and not supports_fp8_kv:
-        raise ConfigError(
-            f"--kv-cache-dtype {config.kv_cache_dtype}: this op back end does not support an fp8 KV cache"
-        )
-    return decide.name("kv_cache_dtype", asked, *default)
-
-
-def _pool(
-    config: EngineConfig,
-    model: ModelConfig,
-    hardware: Hardware,
-    decide: _Decider,
-    kv_dtype: str,
-    request: PoolRequest,
-) -> tuple[int, PoolSize]:
-    """Return max_model_len and the size. The model's maximum is reduced to the pool's capacity; a requested
-    length is not."""
-    wanted, geometry = request.max_model_len, request.geometry
-    size = size_pool(config, hardware, request)
-    if size.is_shared and (others := who_holds(hardware)):
-        decide.notes.append(f"{others}; the KV cache gets the rest ({size.num_blocks} blocks)")
-    fits = geometry.tokens_in(size.num_blocks)
-    asked = config.max_model_len
-    if asked is None and 2 <= fits < wanted:
-        decide.notes.append(
-            f"max_model_len is {fits} instead of the model's {wanted}: the KV pool holds no more "
-            f"({size.num_blocks} blocks of {geometry.block_size} tokens, {size.reason})"
-        )
-        if fits < LITTLE_CONTEXT:
-            decide.note(f"{fits:,} tokens of context are enough for a short chat only; free some memory")
-        decide.pick("max_model_len", None, fits, "limited by the KV pool")
-        wanted = fits
-    else:
-        check_one_fits(config, size, request, kv_dtype, hardware)
-        decide.pick("max_model_len", asked, wanted, "the model's maximum")
-    memory = gib(size.num_blocks * geometry.bytes_per_block)
-    decide.pick("num_blocks", config.num_gpu_blocks_override, size.num_blocks, f"{memory}, {size.reason}")
-    if size.missing:
-        decide.notes.append(
-            f"weights, activations and KV pool exceed the free memory by {gib(size.missing)}: {size.reason}"
-        )
-    return wanted, size
-
-
-def _async_scheduling(config: EngineConfig, decide: _Decider, can_overlap: bool) -> bool:
-    reason = "the device works while the host plans" if can_overlap else "host and device are the same"
-    return bool(decide.pick("async_scheduling", config.async_scheduling, can_overlap, reason))
-
-
-def _max_logprobs(config: EngineConfig, decide: _Decider) -> int:
-    """Resolve max_logprobs; -1 means the maximum, as in vLLM."""
-    if 0 <= config.max_logprobs <= MAX_LOGPROBS:
-        return config.max_logprobs
-    decide.notes.append(
-        f"max_logprobs is {MAX_LOGPROBS} instead of {config.max_logprobs}: {MAX_LOGPROBS} is the maximum"
-    )
-    return MAX_LOGPROBS
 
 
 def share_of_first(config: EngineConfig, model: ModelConfig) -> ModelConfig:
