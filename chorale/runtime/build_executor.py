@@ -12,7 +12,7 @@ from chorale.model.gpt_oss import GptOss
 from chorale.parallel.rank import Rank
 from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.device import DTYPES, Device
-from chorale.runtime.drafts.drafting import DraftSetup, make_drafting
+from chorale.runtime.drafts.drafting import Drafting, DraftSetup
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.offload import PageTransfers
 from chorale.runtime.sampling.grammar import GrammarRows
@@ -98,7 +98,7 @@ def make_worker(
     )
     drafting = decode_graphs = mixed_graphs = None
     if drafts is not None:
-        drafting = make_drafting(
+        drafting = Drafting(
             drafts,
             device,
             model,

@@ -88,7 +88,7 @@ class Worker:
         self._buffers.start_rows(plan)
         drafting = self._drafting
         if drafting is not None:
-            drafting.start(plan)
+            drafting.start(plan.starts)
         reach = NONE if self._adapters is None else self._adapters.start_rows(plan)
         graphs = self._decode_graphs if captures(self._adapters, reach) else None
         if graphs is not None and graphs.takes(plan):

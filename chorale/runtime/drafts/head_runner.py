@@ -1,28 +1,21 @@
 """HeadRunner: runs a draft head at the end of a step. Its first pass reads the states of all tokens of the
 step, each with the next token, so that its keys and values stay in step with the target's. The state of a
 row's last kept token gives the first draft token; each further pass takes one token per row. P-EAGLE and
-DFlash draft all tokens of a row in one pass, with masks in place of those not known yet. ``LaunchedHead``
-runs it after steps that are launched kernel by kernel, because of prompts or rows with special sampling.
+DFlash draft all tokens of a row in one pass, with masks in place of those not known yet.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-from chorale.engine.types import DRAFT, NO_DRAFT, REJECTED, StepPlan
 from chorale.kernels.draft_steps import DraftPasses, DraftRowState
-from chorale.kernels.ops import AttentionMeta, ForwardBatch, Ops, Sample, SamplingInputs
-from chorale.kernels.reference.sampling.noise import position_keys
+from chorale.kernels.ops import AttentionMeta, Ops, Sample, SamplingInputs
 from chorale.model.draft.head import DraftHead
 from chorale.model.gpt_oss import AuxStates
-from chorale.runtime.device import Device
 from chorale.runtime.sizing.memory import LOGIT_ROWS
-from chorale.runtime.steps.batch import DraftTensors, StepBatch
-from chorale.runtime.steps.buffers import query_starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +100,10 @@ class HeadRunner:
             self._draw(head.logits(x, index), draws, drafts, self._drawn[:count])
             if number + 1 < num_made:
                 states = head.next_states(x.index_select(0, index))
-                x = head.run(
-                    states,
-                    drafts[rows],
-                    self._attention(passes, number + 1, count, longest or self._max_len),
-                    self._kv,
+                attention = self._attention(
+                    passes, range(number + 1, number + 2), count, longest or self._max_len
                 )
+                x = head.run(states, drafts[rows], attention, self._kv)
                 index = self._index[:count]
 
     def _run_parallel(self, read: ReadTokens, num_made: int, longest: int) -> None:
@@ -125,7 +116,7 @@ class HeadRunner:
             head.read(states, read.attention, self._kv)
             if not num_made:
                 return
-            block = self._masks(passes, range(1, num_made + 2), count, longest)
+            block = self._attention(passes, range(1, num_made + 2), count, longest)
             ends = passes.context_lens[num_made + 1, :count].repeat(num_made + 1)  # sees the whole block
             tokens = torch.full_like(block.positions, head.config.mask_token)
             # In a dry run, no kernel has written these tokens, and an id outside of the table stops the GPU.
@@ -137,7 +128,7 @@ class HeadRunner:
             tokens, attention, index = read.following, read.attention, read.last_kept
             if num_made > 1:
                 assert self._mask_state is not None
-                masks = self._masks(passes, range(1, num_made), count, longest)
+                masks = self._attention(passes, range(1, num_made), count, longest)
                 extra = len(masks.positions)
                 states = torch.cat((states, self._mask_state.expand(extra, -1)))
                 tokens = torch.cat((tokens, tokens.new_full((extra,), head.config.mask_token)))
@@ -147,10 +138,12 @@ class HeadRunner:
         if num_made:
             self._draw_all(x, index, passes, read.rows, num_made)
 
-    def _masks(self, passes: DraftPasses, numbers: range, count: int, longest: int) -> AttentionMeta:
+    def _attention(self, passes: DraftPasses, numbers: range, count: int, longest: int) -> AttentionMeta:
         """Return the metadata of the passes ``numbers`` as rows of one token each."""
         some, total = slice(numbers.start, numbers.stop), len(numbers) * count
-        tables, slots = passes.tables[:count].repeat(len(numbers), 1), passes.slots[some, :count].flatten()
+        tables, slots = passes.tables[:count], passes.slots[some, :count].flatten()
+        if len(numbers) > 1:
+            tables = tables.repeat(len(numbers), 1)
         return AttentionMeta(
             positions=passes.positions[some, :count].flatten(),
             query_start=self._query_start[: total + 1],
@@ -175,25 +168,12 @@ class HeadRunner:
 
     def _passes_of(self, num_made: int) -> DraftPasses:
         whole = self._passes
-        return DraftPasses(
+        return replace(
+            whole,
             keys=whole.keys[:num_made],
-            temperature=whole.temperature,
             positions=whole.positions[:num_made],
             context_lens=whole.context_lens[:num_made],
             slots=whole.slots[:num_made],
-            tables=whole.tables,
-        )
-
-    def _attention(self, passes: DraftPasses, number: int, count: int, longest: int) -> AttentionMeta:
-        tables, slots = passes.tables[:count], passes.slots[number, :count]
-        return AttentionMeta(
-            positions=passes.positions[number, :count],
-            query_start=self._query_start[: count + 1],
-            context_lens=passes.context_lens[number, :count],
-            block_tables=(tables, tables),
-            slots=(slots, slots),
-            max_query_len=1,
-            max_context_len=longest,
         )
 
 
@@ -212,74 +192,3 @@ def _joined(first: AttentionMeta, second: AttentionMeta) -> AttentionMeta:
         max_query_len=first.max_query_len,
         max_context_len=max(first.max_context_len, second.max_context_len),
     )
-
-
-def has_device_drafts(plan: StepPlan) -> bool:
-    return plan.num_drafts is not None and bool((plan.token_ids <= DRAFT).any())
-
-
-def follow_device(step: StepBatch, batch: ForwardBatch, state: DraftRowState) -> StepBatch:
-    """Return the step with drafts, noise and stop ids computed from positions that only the device knows."""
-    assert step.drafts is not None
-    rows, index = step.sampling.row_index, step.logits_index
-    positions = batch.attention.positions[index] + 1
-    is_early = (positions < state.may_stop_at[rows])[:, None]
-    sampling = replace(
-        step.sampling,
-        keys=position_keys(state.key_bases[rows], positions),
-        early_stops=torch.where(is_early, state.stops[rows], -1),
-    )
-    following = batch.token_ids[(index + 1).clamp(max=len(batch.token_ids) - 1)]
-    drafts = torch.where(step.drafts.drafts == NO_DRAFT, NO_DRAFT, following)
-    return replace(step, sampling=sampling, drafts=DraftTensors(drafts, step.drafts.firsts))
-
-
-def pretend(step: StepBatch, profile: torch.Tensor) -> StepBatch:
-    """Return the step with acceptance by ``profile`` [K] instead of by comparison (``Ops.accept``)."""
-    drafts = step.drafts
-    assert drafts is not None
-    offsets = torch.arange(len(drafts.firsts), device=profile.device) - drafts.firsts
-    words = step.sampling.keys[:, 1].long() & 0xFFFFFFFF
-    chances = profile[offsets.clamp(max=len(profile) - 1)]
-    return replace(step, drafts=replace(drafts, pretended=words < chances * 2.0**32))
-
-
-class LaunchedHead:
-    """Runs the head after a launched step."""
-
-    def __init__(self, device: Device, runner: HeadRunner, state: DraftRowState) -> None:
-        self._device, self._runner, self._state = device, runner, state
-
-    def run(
-        self, plan: StepPlan, step: StepBatch, batch: ForwardBatch, aux: torch.Tensor, tokens: torch.Tensor
-    ) -> torch.Tensor:
-        """Run the head. ``tokens`` [N]: the step's samples, REJECTED where they are not kept. Returns the
-        drafts [R, num_made] of the R entries that sample; undefined for rows that get none.
-        """
-        assert plan.makes is not None
-        assert plan.following is not None
-        state, layout = self._state, step.layout
-        entries = np.flatnonzero(plan.samples)
-        known = np.flatnonzero(plan.following >= 0)
-        rows = plan.rows[entries]
-        spare_row = len(state.last_token) - 1
-        parts = (
-            np.cumsum(layout.offsets == 0) - 1,  # [N] number of the sample's entry among those that sample
-            np.flatnonzero(layout.offsets == 0),  # [R] its first sample
-            rows,
-            np.where(plan.makes[entries], rows, spare_row),
-            query_starts(plan)[1:][known] - 1,
-            plan.following[known],
-        )
-        packed = self._device.upload(np.concatenate(parts, dtype=np.int32))
-        owners, firsts, own, drafting, known_indices, known_tokens = packed.split(
-            [len(part) for part in parts]
-        )
-        following = batch.token_ids.roll(-1)
-        following.index_copy_(0, known_indices.long(), known_tokens.long())
-        following.index_copy_(0, step.logits_index, tokens.clamp(min=0))
-        num_kept = torch.zeros_like(firsts).index_add_(0, owners.long(), (tokens != REJECTED).int())
-        last_kept = step.logits_index[(firsts + num_kept - 1).long()]
-        state.last_position.index_copy_(0, own.long(), batch.attention.positions[last_kept] + 1)
-        self._runner.run(ReadTokens(aux, following, batch.attention, last_kept, drafting), plan.num_made)
-        return state.drafts[: plan.num_made, own.long()].t()

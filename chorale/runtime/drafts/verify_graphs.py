@@ -23,11 +23,11 @@ from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.sizing.graph_sizes import context_sizes, draft_sizes, pick
 from chorale.runtime.sizing.memory import LOGIT_ROWS
 from chorale.runtime.steps.buffers import Buffers
-from chorale.runtime.steps.decode_graphs import StagingBuffers, forward_batch
+from chorale.runtime.steps.decode_graphs import forward_batch
+from chorale.runtime.steps.graphs import StepGraphs
 
 ROW, COMPUTED, NUM_DRAFTS, DRAFTING, FIRST_NEW, BLOCKS = range(6)
 TOKENS = BLOCKS + 2 * NEW_BLOCKS  # the first of ``width`` columns
-Key = tuple[int, int, int, bool]  # rows, width, longest, filtered
 
 
 class VerifyPacker:
@@ -74,8 +74,8 @@ class VerifyPacker:
         return True
 
 
-class VerifyGraphRunner:
-    """Owns static memory and graphs of steps that verify or make drafts."""
+class VerifyGraphRunner(StepGraphs):
+    """Runs steps that verify or make drafts."""
 
     def __init__(
         self,
@@ -94,23 +94,19 @@ class VerifyGraphRunner:
     ) -> None:
         """``sizes``: rows of the graphs; ``most_drafts``: maximum draft tokens per row. ``profile``: see
         ``Ops.accept``."""
-        self._device, self._model, self._kv, self._sampler = device, model, kv, sampler
+        target, most_rows = device.torch_device, sizes[-1]
+        count, table_width = most_rows * (1 + most_drafts), buffers.block_tables.shape[2]
+        super().__init__(device, most_rows * (TOKENS + 1 + most_drafts), count)
+        self._model, self._kv, self._sampler = model, kv, sampler
         self._buffers, self._state, self._head, self._longest = buffers, state, head, longest
         self._sizes, self._most_drafts = tuple(sizes), most_drafts
         self._packer = VerifyPacker(buffers.spare_row, buffers.block_size)
-        self._graphs: dict[Key, Callable[[], None]] = {}
-        self._free: list[StagingBuffers] = []
-        target, most_rows = device.torch_device, self._sizes[-1]
-        self._most_samples = most_rows * (1 + most_drafts)
         self._profile = profile
         self.last_width = 0  # tokens of each row in the newest step
-        self._room = most_rows * (TOKENS + 1 + most_drafts)
-        self._inputs = torch.zeros(self._room, dtype=torch.int32, device=target)
 
         def room(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=target)
 
-        count, table_width = self._most_samples, buffers.block_tables.shape[2]
         self._batch = VerifyBatch(
             token_ids=room(count),
             positions=room(count),
@@ -129,10 +125,6 @@ class VerifyGraphRunner:
         self._query_start = torch.arange(count + 1, dtype=torch.int32, device=target)
         self._aux = head.aux_states(count) if head is not None else None
 
-    @property
-    def num_graphs(self) -> int:
-        return len(self._graphs)
-
     def takes(self, plan: StepPlan) -> bool:
         """Returns whether the plan can run as such a step."""
         if (plan.num_made < 0 and plan.num_drafts is None) or len(plan.rows) > self._sizes[-1]:
@@ -148,7 +140,7 @@ class VerifyGraphRunner:
         )
 
     def run(self, plan: StepPlan) -> Callable[[], npt.NDArray[np.int64]]:
-        """Enqueue a step. Returns a function that waits for its samples [R, width]."""
+        """Enqueue a step. Returns a function that waits for its samples [R * width]."""
         rows, longest = pick(self._sizes, len(plan.rows)), int((plan.num_computed + plan.num_new).max())
         filtered = bool(self._buffers.rows.filters[plan.rows].any())
         needed = max(int(plan.num_new.max()) - 1, plan.num_made, 1)
@@ -156,27 +148,13 @@ class VerifyGraphRunner:
         self.last_width = width
         replay = self.graph(rows, width, longest, filtered)
         size = rows * (TOKENS + width)
-        staging = self._free.pop() if self._free else self._new_staging()
+        staging = self._stage()
         columns = staging.inputs[:size]
         if not self._packer.pack(plan, columns.numpy().reshape(TOKENS + width, rows)):
             self._buffers.append_blocks(plan)
         self._inputs[:size].copy_(columns, non_blocking=True)
         replay()
-        samples = staging.tokens[: rows * width]
-        samples.copy_(self._accepted.tokens[: rows * width], non_blocking=True)
-        wait = self._device.mark()
-
-        def finish() -> npt.NDArray[np.int64]:
-            wait()
-            found: npt.NDArray[np.int64] = samples.numpy().reshape(rows, width)[: len(plan.rows)].copy()
-            self._free.append(staging)  # the device has finished with it
-            return found
-
-        return finish
-
-    def _new_staging(self) -> StagingBuffers:
-        inputs = self._device.host_memory(self._room, torch.int32)
-        return StagingBuffers(inputs, self._device.host_memory(self._most_samples, torch.int64))
+        return self._download(staging, self._accepted.tokens[: len(plan.rows) * width])
 
     # ------------------------------------------------------------------ contents of a graph
 
@@ -190,24 +168,14 @@ class VerifyGraphRunner:
         ]
         return next((size for size in sizes if (rows, *size, filtered) in self._graphs), sizes[0])
 
-    def graph(self, rows: int, width: int, longest: int, filtered: bool = False) -> Callable[[], None]:
-        """Return the graph of a size, capturing it on first use. A head makes ``width`` - 1 draft tokens."""
-        key = rows, width, longest, filtered
-        found = self._graphs.get(key)
-        if found is None:
-            self._make_dummies(rows, width)
-            found = self._graphs[key] = self._device.capture(self._step(*key))
-        return found
-
-    def _make_dummies(self, rows: int, width: int) -> None:
-        """Fill the input with dummy rows: capturing runs the step, which must not touch real rows."""
+    def _fill_dummies(self, rows: int, width: int, *_: int) -> None:
         columns: IntArray = np.zeros((TOKENS + width, rows), np.int32)
         columns[BLOCKS:TOKENS] = -1
         columns[ROW] = columns[DRAFTING] = self._buffers.spare_row
         self._inputs[: columns.size].copy_(self._device.upload(columns.ravel()))
 
     def _step(self, rows: int, width: int, longest: int, filtered: bool) -> Callable[[], None]:
-        """Return the step that a graph contains. It uses static memory only."""
+        """Return the step of ``rows`` rows of ``width`` tokens. A head makes ``width`` - 1 draft tokens."""
         columns = self._inputs[: rows * (TOKENS + width)].view(TOKENS + width, rows)
         given = VerifyInputs(
             rows=columns[ROW],

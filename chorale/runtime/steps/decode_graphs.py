@@ -32,6 +32,7 @@ from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.sizing.graph_sizes import context_sizes, pick
 from chorale.runtime.sizing.memory import KEPT_ROWS, LOGIT_ROWS
 from chorale.runtime.steps.buffers import Buffers
+from chorale.runtime.steps.graphs import StagingBuffers, StepGraphs
 
 ROW, COMPUTED, TOKEN, FULL_BLOCK, WINDOW_BLOCK, KEY_A, KEY_B, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(11)
 STOPS = 11  # the first of EARLY_STOPS columns
@@ -98,14 +99,6 @@ class Packer:
         return True
 
 
-@dataclass(slots=True)
-class StagingBuffers:
-    """Host memory of one step in flight."""
-
-    inputs: torch.Tensor  # [NUM_COLUMNS * rows] int32, pinned
-    tokens: torch.Tensor  # [rows] int64, pinned
-
-
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
     """An enqueued step of ``count`` rows, run in capture size ``size``."""
@@ -116,11 +109,8 @@ class LaunchedStep:
     reach: int = NONE  # what its adapters change
 
 
-class DecodeGraphRunner:
-    """Owns static memory and graphs. ``launch`` enqueues a step; its result is in ``tokens``.
-
-    ``device.capture`` makes the graph; a device without graphs may run the step itself.
-    """
+class DecodeGraphRunner(StepGraphs):
+    """``launch`` enqueues a step; its result is in ``tokens``."""
 
     def __init__(
         self,
@@ -135,19 +125,16 @@ class DecodeGraphRunner:
     ) -> None:
         """``sizes``: rows of the graphs; ``longest``: tokens of the longest sequence. The pool's last block
         belongs to dummy rows. ``adapters``: required for rows with adapters."""
-        self._device, self._model, self._kv, self._sampler = device, model, kv, sampler
+        self.most_rows = rows = sizes[-1]
+        super().__init__(device, NUM_COLUMNS * rows, rows)
+        self._model, self._kv, self._sampler = model, kv, sampler
         self._buffers, self._sizes, self._longest = buffers, tuple(sizes), longest
         self._adapters = adapters
-        self.most_rows = rows = self._sizes[-1]
         buffers.block_tables[:, buffers.spare_row, 0] = kv[0].shape[0] - 1
         self._packer = Packer(buffers.rows, buffers.spare_row, buffers.block_size)
-        # (size, longest, filtered, reach of the adapters) -> graph
-        self._graphs: dict[tuple[int, int, bool, int], Callable[[], None]] = {}
         # (size, filtered, reach) -> steps that ran in a larger size instead.
         self._stand_ins: Counter[tuple[int, bool, int]] = Counter()
-        self._free: list[StagingBuffers] = []
         target, width = device.torch_device, buffers.block_tables.shape[2]
-        self._inputs = torch.zeros(NUM_COLUMNS * rows, dtype=torch.int32, device=target)
         self._state = DecodeState(
             last_token=buffers.last_token,
             block_tables=buffers.block_tables,
@@ -166,10 +153,6 @@ class DecodeGraphRunner:
         self._logits = torch.zeros(kept, model.config.vocab_size, device=target)
         self._hidden = torch.zeros(rows if rows > kept else 0, model.config.hidden_size, device=target)
 
-    @property
-    def num_graphs(self) -> int:
-        return len(self._graphs)
-
     def takes(self, plan: StepPlan) -> bool:
         return len(plan.rows) <= self.most_rows and is_decode(plan)
 
@@ -181,7 +164,7 @@ class DecodeGraphRunner:
         size = self._size_for(len(plan.rows), filtered, reach)
         longest = int(plan.num_computed.max()) + 1
         replay = self.graph(size, pick(context_sizes(size, self._longest), longest), filtered, reach)
-        staging = self._free.pop() if self._free else self._new_staging()
+        staging = self._stage()
         columns = staging.inputs[: NUM_COLUMNS * size]
         if not self._packer.pack(plan, columns.numpy().reshape(NUM_COLUMNS, size)):
             self._buffers.append_blocks(plan)
@@ -206,17 +189,7 @@ class DecodeGraphRunner:
 
     def collect(self, launch: LaunchedStep) -> Callable[[], npt.NDArray[np.int64]]:
         """Enqueue the download of the tokens. Returns a function that waits for them; call it once."""
-        staging, count = launch.staging, launch.count
-        staging.tokens[:count].copy_(self.tokens[:count], non_blocking=True)
-        wait = self._device.mark()
-
-        def finish() -> npt.NDArray[np.int64]:
-            wait()
-            found: npt.NDArray[np.int64] = staging.tokens[:count].numpy().copy()
-            self._free.append(staging)  # the device has finished with it
-            return found
-
-        return finish
+        return self._download(launch.staging, self.tokens[: launch.count])
 
     def logits(self, launch: LaunchedStep, some: slice, index: torch.Tensor | None) -> torch.Tensor:
         """Return logits [L, V] float32 of the last launched step for rows ``index[some]``, [L] int64, or for
@@ -229,23 +202,7 @@ class DecodeGraphRunner:
             return self._logits[: launch.count][some]
         return self._logits.index_select(0, index[some])
 
-    def _new_staging(self) -> StagingBuffers:
-        inputs = self._device.host_memory(NUM_COLUMNS * self.most_rows, torch.int32)
-        return StagingBuffers(inputs, self._device.host_memory(self.most_rows, torch.int64))
-
     # ------------------------------------------------------------------ contents of a graph
-
-    def graph(self, size: int, longest: int, filtered: bool = False, reach: int = NONE) -> Callable[[], None]:
-        """Return the graph of ``size`` rows with contexts of at most ``longest``, capturing it on first use.
-
-        ``filtered``: rows may have filters. ``reach``: what their adapters may change.
-        """
-        key = size, longest, filtered, reach
-        found = self._graphs.get(key)
-        if found is None:
-            self._make_dummies(size)
-            found = self._graphs[key] = self._device.capture(self._step(*key))
-        return found
 
     def _adapters_of(self, size: int, reach: int) -> Any:
         """Return the adapters of the step's rows. Runs on the device only."""
@@ -253,13 +210,13 @@ class DecodeGraphRunner:
             return None
         return self._adapters.of_rows(self._inputs[ROW * size : (ROW + 1) * size], reach)
 
-    def _make_dummies(self, size: int) -> None:
-        """Fill the input with dummy rows: capturing runs the step, which must not touch real rows."""
+    def _fill_dummies(self, size: int, *_: int) -> None:
         columns = self._packer.dummies(size)
         self._inputs[: columns.size].copy_(self._device.upload(columns.ravel()))
 
     def _step(self, size: int, longest: int, filtered: bool, reach: int) -> Callable[[], None]:
-        """Return the step that a graph contains. It uses static memory only."""
+        """Return the step of ``size`` rows with contexts of at most ``longest``. ``filtered``: rows may have
+        filters. ``reach``: what their adapters may change."""
         columns = self._inputs[: NUM_COLUMNS * size].view(NUM_COLUMNS, size)
         given = DecodeInputs(columns[ROW], columns[COMPUTED], columns[TOKEN], columns[FULL_BLOCK:KEY_A])
         keys, floats = columns[KEY_A : KEY_B + 1].t(), columns[TEMPERATURE:STOPS].view(torch.float32)

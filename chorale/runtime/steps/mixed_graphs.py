@@ -22,6 +22,7 @@ from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.device import Device
 from chorale.runtime.sizing.graph_sizes import MIXED_ROWS, MIXED_TOKENS, pick
 from chorale.runtime.steps.buffers import Buffers, appends_of
+from chorale.runtime.steps.graphs import StepGraphs
 
 TOKEN_ROWS = 6  # index of the part of ``Buffers.lay_out``'s input that has the row of each token
 _APPENDS = ("append_group", "append_row", "append_index", "append_block")
@@ -54,8 +55,8 @@ def dummy_plan(num_tokens: int, spare_row: int) -> StepPlan:
     return pad_plan(empty, num_tokens, 1, spare_row)
 
 
-class MixedGraphRunner:
-    """Owns the static memory and graphs of mixed steps."""
+class MixedGraphRunner(StepGraphs):
+    """Runs the forward passes of mixed steps."""
 
     def __init__(
         self,
@@ -71,22 +72,15 @@ class MixedGraphRunner:
         have to compute all of it; 0: no captures. ``aux_states`` allocates the head's inputs for a number of
         tokens. Dummy rows use only the pool's last block. ``adapters``: required for rows with adapters.
         """
-        self._adapters = adapters
-        self._device, self._model, self._kv, self._buffers = device, model, kv, buffers
+        self._model, self._kv, self._buffers, self._adapters = model, kv, buffers, adapters
         self._longest, self._dummy_block = longest, kv[0].shape[0] - 1
         self.sizes = tuple(size for size in MIXED_TOKENS if size <= longest)
         buffers.block_tables[:, buffers.spare_row] = self._dummy_block
-        self._graphs: dict[tuple[int, int, int], Callable[[], None]] = {}  # tokens, rows, adapters' reach
-        tokens, target = max(self.sizes, default=0), device.torch_device
-        room = sum(self._lengths(tokens, MIXED_ROWS[-1]))
-        self._inputs = torch.zeros(room, dtype=torch.int32, device=target)
-        self._hidden = torch.zeros(tokens, model.config.hidden_size, device=target)
+        tokens = max(self.sizes, default=0)
+        super().__init__(device, sum(self._lengths(tokens, MIXED_ROWS[-1])))
+        self._hidden = torch.zeros(tokens, model.config.hidden_size, device=device.torch_device)
         # Inputs of the draft head, from the step that ran last.
         self.aux = None if aux_states is None else aux_states(tokens)
-
-    @property
-    def num_graphs(self) -> int:
-        return len(self._graphs)
 
     def padded(self, plan: StepPlan) -> StepPlan | None:
         """Return the plan padded to a capture size, or None if the plan is too large."""
@@ -104,15 +98,9 @@ class MixedGraphRunner:
         replay()
         return self._hidden[:tokens]
 
-    def graph(self, tokens: int, rows: int, reach: int = NONE) -> Callable[[], None]:
-        """Return the graph of a size, capturing it on first use."""
-        found = self._graphs.get((tokens, rows, reach))
-        if found is None:
-            spare = self._buffers.spare_row
-            self._fill(pad_plan(dummy_plan(tokens, spare), tokens, rows, spare))
-            step = self._step(tokens, rows, reach)
-            found = self._graphs[tokens, rows, reach] = self._device.capture(step)
-        return found
+    def _fill_dummies(self, tokens: int, rows: int, *_: int) -> None:
+        spare = self._buffers.spare_row
+        self._fill(pad_plan(dummy_plan(tokens, spare), tokens, rows, spare))
 
     def _fill(self, plan: StepPlan) -> None:
         room = self._num_appends(plan.num_tokens, len(plan.rows))

@@ -81,7 +81,8 @@ def _drafts_of(plan: StepPlan, made: npt.NDArray[Any]) -> IntArray:
 
 
 def grid_result(plan: StepPlan, samples: npt.NDArray[np.int64]) -> StepResult:
-    """Make a StepResult from the samples [R, width] of a step in which every row samples after each token."""
+    """Make a StepResult from [R * width] samples of a step in which every row samples after each token."""
+    samples = samples.reshape(len(plan.rows), -1)
     used = np.arange(samples.shape[1]) < plan.num_new[:, None]
     tokens = np.where(used, samples, REJECTED).astype(np.int32)
     bad = np.flatnonzero((tokens == NO_TOKEN).any(1)).tolist()

@@ -20,6 +20,7 @@ from chorale.grammar.constraint import json_schema
 from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import START
+from chorale.kernels.adapters import NONE
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.machine.hardware import Hardware
 from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
@@ -116,9 +117,6 @@ def test_contexts() -> None:
     assert pick(context_sizes(1, 131072), 513) == 1024
 
 
-# ------------------------------------------------------------------ packing
-
-
 # ------------------------------------------------------------------ the engine
 
 
@@ -212,8 +210,8 @@ def test_dummies_write_only_their_own_block(checkpoint: Path) -> None:
     decodes = decodes_of(core)
     for blocks in decodes._kv:
         blocks[:-1] = 7.0
-    decodes.graph(8, 1024)
-    mixed_of(core).graph(64, 4)
+    decodes.graph(8, 1024, False, NONE)
+    mixed_of(core).graph(64, 4, NONE)
     assert all((blocks[:-1] == 7.0).all() for blocks in decodes._kv)
     assert all((blocks[-1, :, :, 0] != 0).any() for blocks in decodes._kv)
 

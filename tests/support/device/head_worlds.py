@@ -84,7 +84,7 @@ def known_drafts(
     """
     drafting, rng = drafting_of(core), random.Random(0)
     assert drafting.head is not None
-    state, start, draft = drafting.rows.state, drafting.rows.start, drafting.head.run
+    state, start, draft = drafting.state, drafting.start, drafting.head.run
     answers = {
         (tuple(each.prompt_token_ids), choice_seed(each.sampling.seed or 0, index)): answer.token_ids
         for each in requests
@@ -105,7 +105,7 @@ def known_drafts(
             for number, token in enumerate(tokens.get(row, [])[at : at + num_made]):
                 state.drafts[number, row] = (token + (rng.random() < wrong)) % core.limits.vocab_size
 
-    with patch.object(drafting.rows, "start", started), patch.object(drafting.head, "run", drafted):
+    with patch.object(drafting, "start", started), patch.object(drafting.head, "run", drafted):
         yield
 
 
