@@ -115,8 +115,9 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
     from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
     from chorale.model.config import ModelConfig
     from chorale.model.config_writer import make_config
-    from chorale.runtime.build_executor import allocate_kv, make_executor
+    from chorale.runtime.build_worker import make_worker
     from chorale.runtime.device import CpuDevice
+    from chorale.runtime.executor import LocalExecutor
     from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
     from chorale.runtime.sizing.resolve import resolve
     from chorale.serve.engine.build_rank import load_model
@@ -141,9 +142,8 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
         )
         found = resolve(config, model_config, device.hardware, can_overlap=True, can_capture=True)
         model = load_model(folder, model_config, REFERENCE_OPS, found, device, lambda *_: None)
-        kv = allocate_kv(model_config, found, device)
         grammar = GrammarRows(device, GrammarCache(512))
-        core = EngineCore(found.limits, make_executor(model, kv, found, device, grammar))
+        core = EngineCore(found.limits, LocalExecutor(make_worker(model, found, device, grammar)))
     for index in range(rows):
         sampling = SamplingSpec(min_tokens=4 * steps, seed=index)
         ids = [index % 500 + 10] * (prompt + index % 64)

@@ -23,19 +23,15 @@ class LocalExecutor:
     def __init__(
         self,
         worker: Worker,
-        *,
-        overlaps: bool = False,
-        gpu: str = "",
         memory: RankMemory | None = None,
         profiler: TorchProfiler | None = None,
     ) -> None:
-        """``overlaps``: the device still computes after ``execute`` returns. ``gpu``: ``Hardware.label``.
-        ``memory`` and ``profiler``: required for ``control``."""
+        """``memory`` and ``profiler``: required for ``control``."""
         self._worker: Worker | None = worker
         self._memory, self._profiler = memory, profiler
         self._later: deque[Callable[[Worker], None]] = deque()
-        self._timer = StepTimer(overlaps=overlaps)
-        self._gpu = gpu
+        self._timer = StepTimer(overlaps=worker.device.overlap)
+        self._gpu = worker.device.hardware.label
 
     def execute(self, plan: StepPlan) -> StepHandle:
         """Start a step. Never raises: the handle's ``result`` raises errors."""

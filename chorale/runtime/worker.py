@@ -65,7 +65,7 @@ class Worker:
         launched. ``drafting``: required if plans have drafts; ``transfers``: if they have transfers.
         ``prompt_rows``: positions of a prompt whose log-probabilities are computed at once. ``adapters``:
         required if rows have adapters."""
-        self._device, self._model, self._kv = device, model, kv
+        self.device, self._model, self._kv = device, model, kv
         self._buffers, self._sampler, self._grammar = buffers, sampler, grammar
         self._decode_graphs, self._mixed_graphs = decode_graphs, mixed_graphs
         self._drafting = drafting
@@ -110,7 +110,7 @@ class Worker:
         if routed is None:
             return fetch
         count = plan.num_tokens if width is None else len(plan.rows) * width
-        wait = self._device.download([routed[:count].clone()])  # the next step overwrites them
+        wait = self.device.download([routed[:count].clone()])  # the next step overwrites them
 
         def finish() -> StepResult:
             result, found = fetch(), wait()[0].astype(np.uint8, copy=False)
@@ -201,7 +201,7 @@ class Worker:
         positions = plan.num_computed[again].astype(np.int64) + 1
         batch = self._buffers.sampling_of(plan.rows[again], positions)
         is_all = len(again) == len(plan.rows)
-        index = None if is_all else self._device.upload(again.astype(np.int32)).long()
+        index = None if is_all else self.device.upload(again.astype(np.int32)).long()
         masks = self._grammar.masks(batch.rows)
         tokens, wanted = self._choose(lambda some: graphs.logits(launch, some, index), batch, again, masks)
         if index is not None:
@@ -297,4 +297,4 @@ class Worker:
         if drafts is not None:
             tensors.append(drafts)
         # Cached, because the grammar may read the result first.
-        return functools.cache(self._device.download(tensors))
+        return functools.cache(self.device.download(tensors))

@@ -23,7 +23,7 @@ from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.parallel.rank import Rank
 from chorale.parallel.wire import WorkerCall
-from chorale.runtime.build_executor import allocate_kv, make_executor
+from chorale.runtime.build_worker import make_worker
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
@@ -87,8 +87,7 @@ def graph_engine(folder: Path, size: int) -> tuple[EngineCore, ThreadedExecutor]
         ops = select_ops("reference", "cpu", rank=rank)
         model = load_model(folder, model_config, ops, found, GRAPHS, lambda *_: None, share=share)
         rows = GrammarRows(GRAPHS, GrammarCache(model_config.vocab_size))
-        kv = allocate_kv(model.config, found, GRAPHS)
-        executors.append(make_executor(model, kv, found, GRAPHS, rows, rank))
+        executors.append(LocalExecutor(make_worker(model, found, GRAPHS, rows, rank)))
     executor = ThreadedExecutor(executors)
     return EngineCore(found.limits, executor), executor
 

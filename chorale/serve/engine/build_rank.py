@@ -33,7 +33,7 @@ from chorale.model.weights import load_weights
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import Share, fixed_sums
 from chorale.runtime.adapters import AdapterStore
-from chorale.runtime.build_executor import allocate_kv, make_worker
+from chorale.runtime.build_worker import make_worker
 from chorale.runtime.device import DTYPES, Device, open_device
 from chorale.runtime.drafts.drafting import DraftSetup
 from chorale.runtime.executor import LocalExecutor
@@ -163,13 +163,7 @@ def build_rank(
         number = 0 if rank is None else rank.share.rank
         profiler = TorchProfiler(config.profiler_config, number, device.torch_device)
     with phases.phase("kv_pool", _pool_message(resolved)):
-        executor = LocalExecutor(
-            memory.make(),
-            overlaps=device.overlap,
-            gpu=device.hardware.label,
-            memory=memory,
-            profiler=profiler,
-        )
+        executor = LocalExecutor(memory.make(), memory, profiler)
     grammars.wait_warm()
     return BuiltRank(loaded.model, resolved, executor, precompiler, exchange, adapters)
 
@@ -252,9 +246,8 @@ def rank_memory(
         return Loaded(model, drafts)
 
     def make(loaded: Loaded) -> Worker:
-        kv = allocate_kv(loaded.model.config, resolved, device)
         rows = GrammarRows(device, grammars)
-        return make_worker(loaded.model, kv, resolved, device, rows, rank, loaded.drafts, adapters)
+        return make_worker(loaded.model, resolved, device, rows, rank, loaded.drafts, adapters)
 
     transfer = None
     if config.weight_transfer_config is not None:

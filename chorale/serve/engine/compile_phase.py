@@ -14,9 +14,10 @@ from chorale.machine.hardware import cpu_count
 from chorale.model.gpt_oss import GptOss
 from chorale.parallel.rank import Rank
 from chorale.runtime.adapters import AdapterStore
-from chorale.runtime.build_executor import allocate_kv, make_executor
+from chorale.runtime.build_worker import make_worker
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.drafting import DraftSetup
+from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.progress import Progress
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sizing.resolve import Resolved
@@ -117,14 +118,14 @@ class DryModel:
         eager = replace(small, graph_rows=())
         never, rows = uncaptured(device), GrammarRows(device, self.grammars)
         masked_rows = AllowAllGrammars(device, self.grammars)
-        short, kv = first_layers(self.model), allocate_kv(self.model.config, small, device)
+        short = first_layers(self.model)
         rank = None
         if self.dry is not None:
             rank, short.ops = self.dry.rank, self.dry.ops
         executors = DryRunExecutors(
-            captured=make_executor(short, kv, small, never, rows, rank, drafts, self.adapters),
-            eager=make_executor(short, kv, eager, never, rows, rank, drafts),
-            masked=make_executor(short, kv, eager, never, masked_rows, rank, drafts),
+            captured=LocalExecutor(make_worker(short, small, never, rows, rank, drafts, self.adapters)),
+            eager=LocalExecutor(make_worker(short, eager, never, rows, rank, drafts)),
+            masked=LocalExecutor(make_worker(short, eager, never, masked_rows, rank, drafts)),
         )
         graph_rows, limits = resolved.graph_rows, resolved.limits
         prepared: list[Preparation] = []

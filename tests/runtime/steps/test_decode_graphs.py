@@ -21,13 +21,14 @@ from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import START
 from chorale.kernels.adapters import NONE
+from chorale.kernels.ops import Ops
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.machine.hardware import Hardware
 from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.parallel.wire import WorkerCall
-from chorale.runtime.build_executor import allocate_kv, make_executor
+from chorale.runtime.build_worker import make_worker
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
@@ -39,7 +40,7 @@ from chorale.runtime.steps.decode_graphs import (
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner
 from chorale.runtime.warmup.captures import capture_first, draft_preparations, preparations
 from chorale.runtime.worker import Worker
-from chorale.serve.engine.build_rank import load_model
+from chorale.serve.engine.build_rank import adapter_store, load_model
 from tests.support.device.soak import soak
 from tests.support.engine.drafters import knowing
 from tests.support.runtime import (
@@ -57,17 +58,17 @@ from tests.support.runtime import (
 DEVICE = CpuDevice(Hardware("cpu", "stand-in", 2**34, 2**34), can_capture=True, overlap=True)
 
 
-def graph_engine(folder: Path, **options: Any) -> EngineCore:
+def graph_engine(folder: Path, ops: Ops = REFERENCE_OPS, **options: Any) -> EngineCore:
     settings = {"max_model_len": 1024, "max_num_seqs": 8, "num_gpu_blocks_override": 1024, "block_size": 16}
     config = EngineConfig(model=str(folder), **{**settings, **options})
     model_config = ModelConfig.load(folder)
     found = resolve(config, model_config, DEVICE.hardware, can_overlap=True, can_capture=True)
     assert found.graph_rows
-    model = load_model(folder, model_config, REFERENCE_OPS, found, DEVICE, lambda *_: None)
-    kv = allocate_kv(model_config, found, DEVICE)
+    model = load_model(folder, model_config, ops, found, DEVICE, lambda *_: None)
+    adapters = adapter_store(config, model_config, ops, found, DEVICE)
     grammars = GrammarCache(model_config.vocab_size)
-    executor = make_executor(model, kv, found, DEVICE, GrammarRows(DEVICE, grammars))
-    return EngineCore(found.limits, executor, grammars=grammars)
+    worker = make_worker(model, found, DEVICE, GrammarRows(DEVICE, grammars), adapters=adapters)
+    return EngineCore(found.limits, LocalExecutor(worker), grammars=grammars, adapters=adapters)
 
 
 def worker_of(core: EngineCore) -> Worker:

@@ -19,7 +19,7 @@ from chorale.machine.hardware import Hardware
 from chorale.model.config import ModelConfig
 from chorale.model.draft.config import Kind, small_head
 from chorale.model.draft.random_head import random_head
-from chorale.runtime.build_executor import allocate_kv, make_executor
+from chorale.runtime.build_worker import make_worker
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.drafts.drafting import Drafting, DraftSetup
 from chorale.runtime.drafts.head_runner import ReadTokens
@@ -59,11 +59,11 @@ def head_engine(
     model_config = ModelConfig.load(folder)
     found = resolve(config, model_config, device.hardware, can_overlap=True, can_capture=captures)
     model = load_model(folder, model_config, REFERENCE_OPS, found, device, lambda *_: None)
-    kv, grammars = allocate_kv(model_config, found, device), GrammarCache(model_config.vocab_size)
+    grammars = GrammarCache(model_config.vocab_size)
     head = random_head(small_head(model_config, kind), REFERENCE_OPS, max_len=_MAX_LEN)
     setup = DraftSetup(MOST_DRAFTS, head, REFERENCE_OPS)
-    executor = make_executor(model, kv, found, device, GrammarRows(device, grammars), drafts=setup)
-    return EngineCore(found.limits, executor, grammars=grammars)
+    worker = make_worker(model, found, device, GrammarRows(device, grammars), drafts=setup)
+    return EngineCore(found.limits, LocalExecutor(worker), grammars=grammars)
 
 
 def drafting_of(core: EngineCore) -> Drafting:

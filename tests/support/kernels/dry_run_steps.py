@@ -44,7 +44,7 @@ from chorale.model.weights import weight_shapes
 from chorale.parallel.communicator import Silent
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import make_shares
-from chorale.runtime.build_executor import allocate_kv, make_executor
+from chorale.runtime.build_worker import make_worker
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks, allow_all_masks
@@ -229,9 +229,8 @@ def main(size: str, processes: int, on_meta: bool, num_ranks: int) -> None:
     precompiler.wait(precompiler.num_kernels, lambda *_: None)
     seconds = time.perf_counter() - begin
     launch_nothing()
-    kv = allocate_kv(own, found, DEVICE)
     grammar = SomeGrammars(DEVICE, grammars)
-    serve(make_executor(model, kv, found, DEVICE, grammar, rank), found, grammar)
+    serve(LocalExecutor(make_worker(model, found, DEVICE, grammar, rank)), found, grammar)
     print(f"dry run: {cpu:.1f} s of CPU; {needed} kernels after {first:.1f} s, all after {seconds:.1f} s")
     print(f"{precompiler.num_kernels} kernels found, {precompiler.num_late} not recorded")
     print(f"{precompiler.num_here} kernels were left to this process")

@@ -22,7 +22,8 @@ from chorale.config.engine import EngineConfig
 from chorale.kernels.triton.precompile.target import compiled_for
 from chorale.machine.gpus import find_gpu, hardware_of
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.runtime.build_executor import allocate_kv, make_executor
+from chorale.runtime.build_worker import make_worker
+from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sizing.memory import lean_step_bytes
 from chorale.runtime.warmup.dry_run import first_layers
@@ -72,9 +73,7 @@ def main(gpu_name: str) -> None:
         limits, device, most = shapes.resolved.limits, shapes.device, 0
         eager = replace(shapes.resolved, graph_rows=(), limits=replace(limits, num_blocks=1))
         rows = GrammarRows(device, GrammarCache(model.vocab_size))
-        executor = make_executor(
-            first_layers(shapes.model), allocate_kv(model, eager, device), eager, device, rows
-        )
+        executor = LocalExecutor(make_worker(first_layers(shapes.model), eager, device, rows))
         for count in (1, limits.max_num_seqs):
             plan = eager_plan(limits.max_num_batched_tokens, count, limits, filtered=True)
             before = counted.most = counted.live

@@ -1,4 +1,4 @@
-"""Builds the KV pool and the executor of one rank from resolved sizes."""
+"""Builds the KV pool and the worker of one rank from resolved sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from chorale.parallel.rank import Rank
 from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.device import DTYPES, Device
 from chorale.runtime.drafts.drafting import Drafting, DraftSetup
-from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.offload import PageTransfers
 from chorale.runtime.sampling.grammar import GrammarRows
 from chorale.runtime.sampling.sampler import Sampler
@@ -26,7 +25,7 @@ from chorale.runtime.steps.mixed_graphs import MixedGraphRunner
 from chorale.runtime.worker import Worker
 
 
-def allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[torch.Tensor]:
+def _allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[torch.Tensor]:
     """Allocate the KV tensors, [num_blocks + 1, 2, Nkv, block_size, D] each; zeros, as ``AttentionMeta``
     requires. The last block belongs to dummy rows."""
     limits = resolved.limits
@@ -49,24 +48,8 @@ def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.d
     return torch.from_numpy(octets).view(dtype).view(shape)
 
 
-def make_executor(
-    model: GptOss,
-    kv: list[torch.Tensor],
-    resolved: Resolved,
-    device: Device,
-    grammar: GrammarRows,
-    rank: Rank | None = None,
-    drafts: DraftSetup | None = None,
-    adapters: AdapterStore | None = None,
-) -> LocalExecutor:
-    """Make the executor of ``make_worker``'s worker."""
-    worker = make_worker(model, kv, resolved, device, grammar, rank, drafts, adapters)
-    return LocalExecutor(worker, overlaps=device.overlap, gpu=device.hardware.label)
-
-
 def make_worker(
     model: GptOss,
-    kv: list[torch.Tensor],
     resolved: Resolved,
     device: Device,
     grammar: GrammarRows,
@@ -74,9 +57,9 @@ def make_worker(
     drafts: DraftSetup | None = None,
     adapters: AdapterStore | None = None,
 ) -> Worker:
-    """Make the worker. ``rank``: the owner of the model's part, if there are several ranks. ``drafts``:
-    required if plans have drafts; ``adapters``: if rows have adapters."""
-    limits = resolved.limits
+    """Allocate the KV pool and make the worker. ``rank``: the owner of the model's part, if there are several
+    ranks. ``drafts``: required if plans have drafts; ``adapters``: if rows have adapters."""
+    limits, kv = resolved.limits, _allocate_kv(model.config, resolved, device)
     buffers = Buffers(
         device,
         num_rows=limits.max_num_seqs,
