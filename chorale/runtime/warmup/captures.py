@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
-from chorale.engine.types import CacheGroup, EngineLimits, RowStart, SamplingSpec, StepPlan
+from chorale.engine.types import CacheGroup, EngineLimits, StepPlan
 from chorale.kernels.adapters import ATTENTION, EXPERTS
 from chorale.parallel.executor import RankedExecutor
 from chorale.parallel.wire import WorkerCall
@@ -24,6 +25,7 @@ from chorale.runtime.sizing.graph_sizes import (
     draft_sizes,
 )
 from chorale.runtime.sizing.resolve import Resolved
+from chorale.runtime.warmup.plans import eager_plan
 
 # Seconds at start-up for graphs after the first ones. The rest is captured after a second without work, one
 # at a time, so that a request waits for at most one capture.
@@ -39,15 +41,8 @@ def warm_up(executor: AnyExecutor, resolved: Resolved) -> None:
 
 def first_plan(limits: EngineLimits) -> StepPlan:
     """Returns a plan of one token in row 0, in the first two blocks (or the only one)."""
-    one = np.zeros(1, np.int32)
-    return StepPlan(
-        step_id=-1,
-        starts=(RowStart(0, one, 1, SamplingSpec(), 0, limits.eos_token_ids),),
-        rows=one,
-        num_computed=one,
-        num_new=one + 1,
-        samples=np.ones(1, np.bool_),
-        token_ids=one,
+    return replace(
+        eager_plan(1, 1, limits, filtered=False),
         append_row=np.zeros(2, np.int32),
         append_group=np.array([CacheGroup.FULL, CacheGroup.WINDOW], np.int32),
         append_index=np.zeros(2, np.int32),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -27,34 +26,25 @@ if TYPE_CHECKING:
 LAYERS = 2  # one of each cache group
 
 
-@dataclass(frozen=True, slots=True)
-class DryRunExecutors:
-    """``captured`` runs steps as a capture would, ``eager`` kernel by kernel, ``masked`` with grammars."""
-
-    captured: LocalExecutor
-    eager: LocalExecutor
-    masked: LocalExecutor
-
-
 def dry_run(
     precompiler: Precompiler,
-    executors: DryRunExecutors,
+    captured: LocalExecutor,
     preparations: Iterable[Preparation],
-    plans: Iterable[StepPlan],
-    masked_plans: Iterable[StepPlan],
+    launched: Iterable[tuple[LocalExecutor, Iterable[StepPlan]]],
 ) -> int:
-    """Records the kernels of all preparations, those of start-up first, and of all plans.
+    """Records the kernels of all preparations, those of start-up first, and of the plans of each executor.
 
-    Returns how many kernels the engine needs before it is ready. Raises ``EngineError``.
+    ``captured`` runs steps as a capture would, ``launched`` kernel by kernel. Returns how many kernels the
+    engine needs before it is ready. Raises ``EngineError``.
     """
     needed = 0
     for action, is_first in sorted(preparations, key=lambda preparation: not preparation[1]):
         with precompiler.recording():
-            executors.captured.prepare(action)
+            captured.prepare(action)
         if is_first:
             needed = precompiler.num_kernels
-    for executor, some in ((executors.eager, plans), (executors.masked, masked_plans)):
-        for plan in some:
+    for executor, plans in launched:
+        for plan in plans:
             with precompiler.recording():
                 executor.execute(plan).result()
     return needed or precompiler.num_kernels

@@ -23,13 +23,7 @@ from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sizing.resolve import Resolved
 from chorale.runtime.warmup.cache_key import cache_key
 from chorale.runtime.warmup.captures import Preparation, all_preparations
-from chorale.runtime.warmup.dry_run import (
-    AllowAllGrammars,
-    DryRunExecutors,
-    dry_run,
-    first_layers,
-    uncaptured,
-)
+from chorale.runtime.warmup.dry_run import AllowAllGrammars, dry_run, first_layers, uncaptured
 from chorale.runtime.warmup.plans import drafting_plan, eager_plans, masked_plans
 
 if TYPE_CHECKING:
@@ -122,11 +116,9 @@ class DryModel:
         rank = None
         if self.dry is not None:
             rank, short.ops = self.dry.rank, self.dry.ops
-        executors = DryRunExecutors(
-            captured=LocalExecutor(make_worker(short, small, never, rows, rank, drafts, self.adapters)),
-            eager=LocalExecutor(make_worker(short, eager, never, rows, rank, drafts)),
-            masked=LocalExecutor(make_worker(short, eager, never, masked_rows, rank, drafts)),
-        )
+        captured = LocalExecutor(make_worker(short, small, never, rows, rank, drafts, self.adapters))
+        launched = LocalExecutor(make_worker(short, eager, never, rows, rank, drafts))
+        with_masks = LocalExecutor(make_worker(short, eager, never, masked_rows, rank, drafts))
         graph_rows, limits = resolved.graph_rows, resolved.limits
         prepared: list[Preparation] = []
         if graph_rows:
@@ -136,7 +128,7 @@ class DryModel:
             plans, masked = (
                 (drafting_plan(plan, resolved.most_drafts) for plan in some) for some in (plans, masked)
             )
-        return dry_run(precompiler, executors, prepared, plans, masked)
+        return dry_run(precompiler, captured, prepared, ((launched, plans), (with_masks, masked)))
 
 
 def wait(precompiler: Precompiler, count: int, report: Progress) -> None:
