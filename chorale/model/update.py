@@ -11,38 +11,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 
 from chorale.errors import CheckpointError
 from chorale.kernels import mxfp4
-from chorale.kernels.ops import Ops
 from chorale.model.checkpoint import check_shape
-from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import Weights
 from chorale.model.layouts import FLOATS, Layout, TensorSpec, kv_scale_specs, tensor_specs
 from chorale.model.safetensors_file import DTYPES
-from chorale.model.weights import EMBEDDING, Cuts, Loader, group_of
-from chorale.parallel.shares import Share
+from chorale.model.weights import EMBEDDING, Loader, Source, Target, group_of
 
 Key = tuple[int | None, str]  # layer (None: the whole model) and role, or layer and group
 Save = Callable[[Sequence[torch.Tensor]], None]  # saves values that are about to be overwritten
 _NAME = {dtype: name for name, dtype in DTYPES.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The weights that are replaced, and how they were packed (arguments of ``load_weights``)."""
-
-    config: ModelConfig
-    ops: Ops
-    device: torch.device
-    dtype: torch.dtype
-    fp8_activations: bool = False
-    share: Share | None = None
-    host_embedding: bool = False
 
 
 class WeightUpdate:
@@ -50,13 +34,9 @@ class WeightUpdate:
 
     def __init__(self, target: Target, weights: Weights, save: Save | None) -> None:
         """``save``: overwrite the tensors of ``weights``, each after a call of ``save``; None: leave them."""
-        self._weights, self._save, self._device = weights, save, target.device
-        config, self._sent = target.config, _Sent(target.ops.decodes_experts)
-        self._cuts, self._packs_mxfp4 = Cuts(config, target.share), not config.dense_experts
-        host = target.device if target.host_embedding else None
-        self._loader = Loader(
-            self._sent, config, target.ops, target.dtype, target.fp8_activations, target.share, host
-        )
+        self._weights, self._save, self._target = weights, save, target
+        config, self._sent = target.config, _Sent()
+        self._loader = Loader(self._sent, target)
         self._specs: dict[str, TensorSpec] = {}
         # Group -> the sets of roles that complete it, one for each layout.
         self._complete: defaultdict[Key, list[set[str]]] = defaultdict(list)
@@ -122,16 +102,16 @@ class WeightUpdate:
 
     def _parts(self, spec: TensorSpec, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor | None]]:
         """Return this rank's part by role, or None. Dense experts become MXFP4 if the model's are."""
-        if not self._cuts.is_read(spec):
+        if not self._target.is_read(spec):
             return [(spec.role, None)]
-        cut = self._cuts.cut(spec)
+        cut = self._target.cut(spec)
         part = (tensor.view(spec.shape) if cut is None else cut.of(tensor)).detach()
-        stays = spec.role == EMBEDDING and self._loader.host is not None
-        if not stays and not (self._sent.packed_on_host and part.dtype == torch.uint8):
-            part = part.to(self._device)
+        stays = spec.role == EMBEDDING and self._target.host_embedding
+        if not stays and not (self._target.ops.decodes_experts and part.dtype == torch.uint8):
+            part = part.to(self._target.device)
         if spec.dtypes is FLOATS and not bool(part.isfinite().all()):
             raise CheckpointError(f"{spec.name}: has values that are not finite")
-        if spec.role.endswith(".dense") and self._packs_mxfp4:
+        if spec.role.endswith(".dense") and not self._target.config.dense_experts:
             name = spec.role.removesuffix(".dense")
             # One expert at a time, to bound the memory.
             packed = [mxfp4.quantize(expert.t().contiguous()) for expert in part]
@@ -157,12 +137,11 @@ class WeightUpdate:
             tensor.copy_(new)
 
 
-class _Sent:
+class _Sent(Source):
     """The ``Source`` of the tensors that have arrived."""
 
-    def __init__(self, packed_on_host: bool) -> None:
+    def __init__(self) -> None:
         self.tensors: dict[Key, torch.Tensor] = {}
-        self.packed_on_host = packed_on_host
 
     def has(self, layer: int | None, role: str) -> bool:
         return (layer, role) in self.tensors
@@ -172,9 +151,6 @@ class _Sent:
 
     def on_host(self, layer: int | None, role: str) -> torch.Tensor:
         return self.tensors[layer, role].cpu()
-
-    def close(self) -> None:
-        return None
 
 
 def _path(layer: int | None, group: str) -> tuple[str | int, ...]:

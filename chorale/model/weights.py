@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -29,6 +30,32 @@ EMBEDDING = "embedding"  # its role
 # The groups of a layer: tensors that are packed together.
 LAYER_GROUPS = ("attention_norm", "qkv", "sinks", "output", "expert_norm", "router", "experts")
 _LAYERS_AHEAD = 3  # layers read ahead on a GPU, whose raw tensors take memory in addition to the packed ones
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How weights are packed, and for which device (arguments of ``load_weights``)."""
+
+    config: ModelConfig
+    ops: Ops
+    device: torch.device
+    dtype: torch.dtype
+    fp8_activations: bool = False
+    share: Share | None = None
+    host_embedding: bool = False
+
+    def cut(self, spec: TensorSpec) -> Cut | None:
+        """Returns the part of a tensor that this rank reads; None: all of it."""
+        return None if self.share is None else cut_of(spec, self.config, self.share)
+
+    def is_read(self, spec: TensorSpec) -> bool:
+        """Returns whether this rank needs any part of the tensor. Input scales of all experts are read,
+        because their maximum is used; ``with_kv_scales`` has read those of the KV cache."""
+        if spec.role in ("k_scale", "v_scale"):
+            return False
+        if self.share is None or spec.expert is None or "input_scale" in spec.role:
+            return True
+        return spec.expert in self.share.experts
 
 
 def load_weights(
@@ -51,46 +78,21 @@ def load_weights(
     file and tensor. The files must not change while the weights are in use.
     """
     checkpoint = Checkpoint(Path(folder), config)
-    target = torch.device(device)
-    cuts = Cuts(config, share)
+    target = Target(config, ops, torch.device(device), dtype, fp8_activations, share, host_embedding)
     source: Source
-    if target.type == "cuda":
-        source = _Streamed(checkpoint, target, cuts, skipped=EMBEDDING if host_embedding else "")
+    if target.device.type == "cuda":
+        source = _Streamed(checkpoint, target)
     else:
-        source = _Mapped(checkpoint, target, cuts, packed_on_host=ops.decodes_experts)
+        source = _Mapped(checkpoint, target)
+    report = progress or (lambda *_: None)
     try:
-        host = target if host_embedding else None
-        loader = Loader(source, config, ops, dtype, fp8_activations, share, host)
-        return _load(loader, config, checkpoint, progress)
+        weights = Loader(source, target).weights(config.num_hidden_layers, report)
+        report("load", 1.0, f"{checkpoint.num_bytes / 1e9:.2f} GB")
+        return weights
     finally:
         source.close()
         for file in checkpoint.files:
             file.release()
-
-
-def _packed(loader: Loader, config: ModelConfig, layers: tuple[LayerWeights, ...]) -> Weights:
-    return Weights(
-        embedding=loader.embedding(),
-        layers=layers,
-        final_norm=loader.group(None, "final_norm"),
-        head=loader.group(None, "head"),
-        num_parameters=config.num_parameters,
-    )
-
-
-def _load(loader: Loader, config: ModelConfig, checkpoint: Checkpoint, progress: Progress | None) -> Weights:
-    layers = []
-    for layer in range(config.num_hidden_layers):
-        if progress is not None:
-            progress("load", layer / (config.num_hidden_layers + 1), f"layer {layer}")
-        layers.append(loader.layer(layer))
-    if progress is not None:
-        message = "embedding and output"
-        progress("load", config.num_hidden_layers / (config.num_hidden_layers + 1), message)
-    weights = _packed(loader, config, tuple(layers))
-    if progress is not None:
-        progress("load", 1.0, f"{checkpoint.num_bytes / 1e9:.2f} GB")
-    return weights
 
 
 def packed_layers(
@@ -104,8 +106,8 @@ def packed_layers(
 ) -> Iterator[LayerWeights]:
     """Yield the layers of ``load_weights`` one by one, for checks of models that do not fit into memory."""
     checkpoint = Checkpoint(Path(folder), config)
-    source = _Mapped(checkpoint, torch.device(device), Cuts(config, None), packed_on_host=ops.decodes_experts)
-    loader = Loader(source, config, ops, dtype, fp8_activations)
+    target = Target(config, ops, torch.device(device), dtype, fp8_activations)
+    loader = Loader(_Mapped(checkpoint, target), target)
     for layer in range(config.num_hidden_layers):
         yield loader.layer(layer)
 
@@ -124,10 +126,8 @@ def weight_shapes(
 
     ``share``: a rank's part. Raises ``ConfigError`` like ``load_weights``.
     """
-    source = _Shapes(config, Cuts(config, share))
-    host = torch.device("meta") if host_embedding else None
-    loader = Loader(source, config, ops, dtype, fp8_activations, share, host)
-    return _packed(loader, config, tuple(map(loader.layer, range(layers))))
+    target = Target(config, ops, torch.device("meta"), dtype, fp8_activations, share, host_embedding)
+    return Loader(_Shapes(target), target).weights(layers, lambda *_: None)
 
 
 def group_of(role: str) -> str:
@@ -136,44 +136,28 @@ def group_of(role: str) -> str:
     return {"q": "qkv", "k": "qkv", "v": "qkv", "gate_up": "experts", "down": "experts"}.get(first, first)
 
 
-class Source(Protocol):
+class Source:
     """Reads tensors to the device in the file's dtype, each once."""
 
-    def has(self, layer: int | None, role: str) -> bool: ...
+    def has(self, layer: int | None, role: str) -> bool:
+        raise NotImplementedError
 
-    def read(self, layer: int | None, role: str) -> torch.Tensor: ...
+    def read(self, layer: int | None, role: str) -> torch.Tensor:
+        raise NotImplementedError
 
     def on_host(self, layer: int | None, role: str) -> torch.Tensor:
         """Returns a tensor that ``read`` does not return, in host memory."""
-        ...
+        return self.read(layer, role)
 
-    def close(self) -> None: ...
-
-
-class Cuts:
-    """The cuts of one rank's share; without a share, everything is read."""
-
-    def __init__(self, config: ModelConfig, share: Share | None) -> None:
-        self._config, self._share = config, share
-
-    def cut(self, spec: TensorSpec) -> Cut | None:
-        return None if self._share is None else cut_of(spec, self._config, self._share)
-
-    def is_read(self, spec: TensorSpec) -> bool:
-        """Returns whether this rank needs any part of the tensor. Input scales of all experts are read,
-        because their maximum is used; ``with_kv_scales`` has read those of the KV cache."""
-        if spec.role in ("k_scale", "v_scale"):
-            return False
-        if self._share is None or spec.expert is None or "input_scale" in spec.role:
-            return True
-        return spec.expert in self._share.experts
+    def close(self) -> None:
+        """Release what reading needed."""
 
 
-class _Shapes:
+class _Shapes(Source):
     """Returns meta tensors in the types of the published checkpoints; scalars are 1."""
 
-    def __init__(self, config: ModelConfig, cuts: Cuts) -> None:
-        self._cuts = cuts
+    def __init__(self, target: Target) -> None:
+        config, self._target = target.config, target
         packed: Layout = "quark" if config.expert_input_scales else "published"
         specs = tensor_specs(config, "dense" if config.dense_experts else packed)
         self._specs = {(spec.layer, spec.role): spec for spec in specs}
@@ -184,56 +168,42 @@ class _Shapes:
     def read(self, layer: int | None, role: str) -> torch.Tensor:
         spec = self._specs[layer, role]
         dtype = torch.bfloat16 if spec.dtypes is FLOATS else torch.uint8
-        cut = self._cuts.cut(spec)
+        cut = self._target.cut(spec)
         shape = spec.shape if cut is None else cut.shape(spec.shape)
         return torch.ones(shape, dtype=dtype, device="meta" if shape else "cpu")
 
-    on_host = read
 
-    def close(self) -> None:
-        return None
+class _Mapped(Source):
+    """Returns views of the mapped files, moved to other devices (MXFP4: unless the ops decode it)."""
 
-
-class _Mapped:
-    """Returns views of the mapped files, moved to other devices (MXFP4: unless ``packed_on_host``)."""
-
-    def __init__(
-        self, checkpoint: Checkpoint, device: torch.device, cuts: Cuts, *, packed_on_host: bool = False
-    ) -> None:
-        self._checkpoint, self._device, self._cuts = checkpoint, device, cuts
-        self._packed_on_host = packed_on_host
+    def __init__(self, checkpoint: Checkpoint, target: Target) -> None:
+        self._checkpoint, self._target = checkpoint, target
 
     def has(self, layer: int | None, role: str) -> bool:
         return self._checkpoint.has(layer, role)
 
     def read(self, layer: int | None, role: str) -> torch.Tensor:
         part = self.on_host(layer, role)
-        return part if self._packed_on_host and part.dtype == torch.uint8 else part.to(self._device)
+        stays = self._target.ops.decodes_experts and part.dtype == torch.uint8
+        return part if stays else part.to(self._target.device)
 
     def on_host(self, layer: int | None, role: str) -> torch.Tensor:
         whole = self._checkpoint.read(layer, role)
-        cut = self._cuts.cut(self._checkpoint.spec(layer, role))
+        cut = self._target.cut(self._checkpoint.spec(layer, role))
         return whole if cut is None else cut.of(whole)
 
-    def close(self) -> None:
-        return None
 
+class _Streamed(_Mapped):
+    """Reads tensors in the order of ``Loader.weights``, a few layers ahead, except an embedding that stays in
+    host memory."""
 
-class _Streamed:
-    """Reads tensors in the order of ``_load``, a few layers ahead, except those of the role ``skipped``."""
-
-    def __init__(
-        self, checkpoint: Checkpoint, device: torch.device, cuts: Cuts, *, skipped: str = ""
-    ) -> None:
-        self._checkpoint, self._cuts, self._skipped = checkpoint, cuts, skipped
-        self._reader = DeviceReader(checkpoint, device)
+    def __init__(self, checkpoint: Checkpoint, target: Target) -> None:
+        super().__init__(checkpoint, target)
+        self._reader = DeviceReader(checkpoint, target.device)
         self._layers: deque[int | None] = deque([*range(checkpoint.num_layers), None])
         self._arrivals: dict[tuple[int | None, str], Arrival] = {}
         for _ in range(_LAYERS_AHEAD):
             self._start_layer()
-
-    def has(self, layer: int | None, role: str) -> bool:
-        return self._checkpoint.has(layer, role)
 
     def read(self, layer: int | None, role: str) -> torch.Tensor:
         tensor = self._arrivals.pop((layer, role)).wait()
@@ -241,50 +211,50 @@ class _Streamed:
             self._start_layer()
         return tensor
 
-    def on_host(self, layer: int | None, role: str) -> torch.Tensor:
-        return self._checkpoint.read(layer, role)
-
     def close(self) -> None:
         self._reader.close()
 
     def _start_layer(self) -> None:
         if self._layers:
             layer = self._layers.popleft()
-            for spec in filter(self._cuts.is_read, self._checkpoint.specs(layer)):
-                if spec.role != self._skipped:
-                    arrival = self._reader.start(layer, spec.role, self._cuts.cut(spec))
+            for spec in filter(self._target.is_read, self._checkpoint.specs(layer)):
+                if spec.role != EMBEDDING or not self._target.host_embedding:
+                    arrival = self._reader.start(layer, spec.role, self._target.cut(spec))
                     self._arrivals[layer, spec.role] = arrival
 
 
 class Loader:
     """Reads tensors of one checkpoint by role, in the dtypes that packing needs."""
 
-    def __init__(
-        self,
-        source: Source,
-        config: ModelConfig,
-        ops: Ops,
-        dtype: torch.dtype,
-        fp8_activations: bool,
-        share: Share | None = None,
-        host: torch.device | None = None,
-    ) -> None:
-        """``host``: the device that reads the embedding in host memory; None: it is on the device."""
-        self.source, self.host = source, host
-        self.fp8_activations = fp8_activations
-        self.config = config
-        self.ops = ops
-        self.dtype = dtype
+    def __init__(self, source: Source, target: Target) -> None:
+        self.source, self.target = source, target
+        self.config, self.ops, self.dtype = target.config, target.ops, target.dtype
+        config, share = target.config, target.share
         self.experts_read = range(config.num_local_experts) if share is None else share.experts
         # A bias of a sum over ranks is added by one rank only. With whole experts, the expert's rank keeps
         # it.
         self.adds_output_bias = share is None or share.is_first
         self.adds_down_bias = self.adds_output_bias or len(self.experts_read) < config.num_local_experts
 
+    def weights(self, layers: int, report: Progress) -> Weights:
+        """Pack the first ``layers`` layers, and the tensors of the whole model."""
+        packed = []
+        for layer in range(layers):
+            report("load", layer / (layers + 1), f"layer {layer}")
+            packed.append(self.layer(layer))
+        report("load", layers / (layers + 1), "embedding and output")
+        return Weights(
+            embedding=self.embedding(),
+            layers=tuple(packed),
+            final_norm=self.group(None, "final_norm"),
+            head=self.group(None, "head"),
+            num_parameters=self.config.num_parameters,
+        )
+
     def embedding(self) -> Any:
-        if self.host is None or self.ops.pack_host_rows is None:
+        if not self.target.host_embedding or self.ops.pack_host_rows is None:
             return self.source.read(None, EMBEDDING)
-        return self.ops.pack_host_rows(self.source.on_host(None, EMBEDDING), self.host)
+        return self.ops.pack_host_rows(self.source.on_host(None, EMBEDDING), self.target.device)
 
     def layer(self, layer: int) -> LayerWeights:
         norm, qkv, sinks, output, expert_norm, router, experts = (
@@ -327,7 +297,7 @@ class Loader:
                 swiglu_alpha=self.config.swiglu_alpha,
                 num_layers=self.config.num_hidden_layers,
                 dtype=self.dtype,
-                fp8_activations=self.fp8_activations,
+                fp8_activations=self.target.fp8_activations,
                 gate_up_input_scale=self.input_scale(layer, "gate_up"),
                 down_input_scale=self.input_scale(layer, "down"),
             )

@@ -11,7 +11,8 @@ import torch
 from chorale.config.weight_transfer import WeightTransferConfig
 from chorale.engine.commands import Command
 from chorale.errors import RequestError
-from chorale.model.update import Target, WeightUpdate
+from chorale.model.update import WeightUpdate
+from chorale.model.weights import Target
 from chorale.runtime.device import Device
 from chorale.runtime.rank_memory import Loaded, SavedStorages, octets_of, storages_of
 from chorale.runtime.transfer.checkpoint import CheckpointBackend

@@ -28,8 +28,7 @@ from chorale.model.draft.load import Target as HeadTarget
 from chorale.model.draft.load import load_head
 from chorale.model.draft.random_head import random_head
 from chorale.model.gpt_oss import GptOss
-from chorale.model.update import Target
-from chorale.model.weights import load_weights
+from chorale.model.weights import Target, load_weights
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import Share, fixed_sums
 from chorale.runtime.adapters import AdapterStore

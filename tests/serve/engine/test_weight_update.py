@@ -32,8 +32,8 @@ from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import Weights
 from chorale.model.layouts import Layout
 from chorale.model.safetensors_file import SafetensorsFile
-from chorale.model.update import Target, WeightUpdate, tensor_pairs
-from chorale.model.weights import load_weights
+from chorale.model.update import WeightUpdate, tensor_pairs
+from chorale.model.weights import Target, load_weights
 from chorale.runtime.transfer.ipc import read_handles
 from chorale.runtime.transfer.nccl import read_id
 from tests.support.ports import free_port
