@@ -1,14 +1,18 @@
-"""Properties of this machine, for ``doctor``, ``fit`` and ``collect-env``. Does not import torch."""
+"""Properties of this machine, for ``doctor``, ``fit``, ``collect-env`` and benchmarks. Imports no torch."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from chorale.machine import nvidia_smi
+from chorale.machine.hardware import cpu_count, total_memory
+from chorale.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +63,23 @@ def version_of(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def fingerprint() -> dict[str, Any]:
+    """Returns hardware and versions as a JSON-serialisable dict for benchmark results, without paths, user
+    names and host names."""
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+        "chorale": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": cpu_count(),
+        "memory_gib": round(total_memory() / 2**30, 1),
+        "gpus": [
+            {"name": gpu.name, "memory_gib": round(gpu.total_bytes / 2**30, 1), "driver": gpu.driver}
+            for gpu in gpus()
+        ],
+        "torch": version_of("torch"),
+        "triton": version_of("triton"),
+    }

@@ -18,7 +18,7 @@ from chorale.config.options.parser import Parser, whole_names
 from chorale.config.options.settings import merge
 from chorale.config.speculative import SpeculativeConfig
 from chorale.errors import ConfigError
-from chorale.machine.fingerprint import fingerprint
+from chorale.machine.facts import fingerprint
 from chorale.machine.folders import write_whole
 from chorale.machine.signals import signals_as_exceptions
 from chorale.measure.bench.drafts import SYNTHETIC

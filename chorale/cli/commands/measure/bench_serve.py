@@ -20,7 +20,7 @@ from chorale.config.options.parser import Parser
 from chorale.config.sampling_fields import CHOSEN_BY_MODEL, SAMPLING_FIELDS
 from chorale.errors import ChoraleError, ConfigError
 from chorale.harmony.vocab import load_vocabulary
-from chorale.machine.fingerprint import fingerprint
+from chorale.machine.facts import fingerprint
 from chorale.machine.folders import write_whole
 from chorale.machine.hardware import cpu_count
 from chorale.measure.bench.connection import Target

@@ -19,7 +19,7 @@ from chorale.config.options.parse import flag_names
 from chorale.config.options.parser import Parser, whole_names
 from chorale.config.options.settings import Settings, merge
 from chorale.errors import ConfigError
-from chorale.machine.fingerprint import fingerprint
+from chorale.machine.facts import fingerprint
 from chorale.machine.folders import write_whole
 from chorale.machine.platforms import find_platform
 from chorale.machine.signals import signals_as_exceptions
