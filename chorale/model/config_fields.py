@@ -36,21 +36,14 @@ class Fields:
             raise self.error(name, f"must be a positive integer, not {_show(value)}")
         return value
 
-    def number(
-        self,
-        key: str,
-        *,
-        default: float | None = None,
-        minimum: float | None = None,
-        maximum: float = MAX_NUMBER,
-    ) -> float:
+    def number(self, key: str, *, default: float | None = None, minimum: float | None = None) -> float:
         """Return a finite number: more than 0, or at least ``minimum`` if that is given."""
         name, value = self._find(key, (), default)
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             raise self.error(name, f"must be a finite number, not {_show(value)}")
         if value < minimum if minimum is not None else value <= 0:
             raise self.error(name, f"is too small: {_show(value)}")
-        if value > maximum:
+        if value > MAX_NUMBER:
             raise self.error(name, f"is too large: {_show(value)}")
         return float(value)
 

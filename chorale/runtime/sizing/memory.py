@@ -111,13 +111,9 @@ def adapter_bytes(model: ModelConfig, rank: int, dtype: str, *, experts: bool = 
     return model.num_hidden_layers * rank * sizes * DTYPE_BYTES[dtype]
 
 
-def head_bytes(head: HeadConfig, dtype: str, *, owns_embedding: bool = True) -> int:
-    """Return the bytes of a draft head's weights per GPU. ``owns_embedding``: it does not use the
-    target's."""
-    shapes = tensor_shapes(head)
-    if not owns_embedding:
-        del shapes["embedding"]
-    count = sum(math.prod(shape) for shape in shapes.values())
+def head_bytes(head: HeadConfig, dtype: str) -> int:
+    """Return the bytes of a draft head's weights per GPU, with an embedding of its own."""
+    count = sum(math.prod(shape) for shape in tensor_shapes(head).values())
     return (count + head.context_width * head.hidden_size) * DTYPE_BYTES[dtype]
 
 

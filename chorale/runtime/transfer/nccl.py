@@ -38,8 +38,8 @@ class Init(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class NcclBackend:
     """``rank``: this rank's number among those of all engines."""
 
-    def __init__(self, device: torch.device, rank: int, timeout: timedelta = TIMEOUT) -> None:
-        self._device, self._rank, self._timeout = device, rank, timeout
+    def __init__(self, device: torch.device, rank: int) -> None:
+        self._device, self._rank = device, rank
         self._group: GlooGroup | NcclGroup | None = None
         self._most = 0  # bytes after which a packed broadcast ends; 0: each tensor has its own
         self._last = Announced()
@@ -53,10 +53,10 @@ class NcclBackend:
         try:
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 asked.master_address, asked.master_port, asked.world_size, is_master=False,
-                timeout=self._timeout, use_libuv=False,
+                timeout=TIMEOUT, use_libuv=False,
             )  # fmt: skip
             if self._device.type == "cpu":
-                self._group = GlooGroup(store, rank, asked.world_size, self._timeout)
+                self._group = GlooGroup(store, rank, asked.world_size, TIMEOUT)
             else:
                 self._group = NcclGroup(read_id(store.get(_ID_KEY)), rank, asked.world_size, self._device)
         except (RuntimeError, OSError) as error:
