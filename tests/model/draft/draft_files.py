@@ -55,9 +55,6 @@ class HeadFile:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
         return folder
 
-    def layer(self, name: str) -> torch.Tensor:
-        return self.tensors[f"{self.prefix}{name}"]
-
 
 def angles_of(length: int, theta: float = 10000.0, slowed: Callable[[float], float] = float) -> torch.Tensor:
     """[length, D / 2] radians. ``slowed``: frequency -> frequency."""
@@ -271,39 +268,48 @@ def states_of(file: HeadFile, aux: torch.Tensor) -> torch.Tensor:
     return aux @ by_name["fc.weight"].t() if file.num_states else aux
 
 
+def run_layer(
+    file: HeadFile, prefix: str, x: torch.Tensor, inputs: torch.Tensor, keys: torch.Tensor, hidden: Any
+) -> torch.Tensor:
+    """x after a layer. ``inputs``: of q. ``keys`` [K, ...]: inputs of k and v at positions 0 to K - 1; those
+    of x are the last. ``hidden`` [T, K]: -inf where a query does not see a key."""
+    tensors = file.tensors
+
+    def heads(name: str, inputs: torch.Tensor) -> torch.Tensor:
+        product = inputs @ tensors[f"{prefix}self_attn.{name}_proj.weight"].t()
+        bias = tensors.get(f"{prefix}self_attn.{name}_proj.bias")
+        found = (product if bias is None else product + bias).view(len(inputs), -1, DIM)
+        norm = tensors.get(f"{prefix}self_attn.{name}_norm.weight")
+        return found if norm is None else rms(found, norm, file.eps)
+
+    def rotated(heads: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        pairs = torch.complex(heads[..., : DIM // 2], heads[..., DIM // 2 :]) * turns
+        return torch.cat((pairs.real, pairs.imag), dim=-1)
+
+    turns = torch.polar(torch.tensor(1.0), file.angles(len(keys)))[:, None] * file.attention_scale
+    q = rotated(heads("q", inputs), turns[len(keys) - len(x) :])
+    group = HEADS // KV_HEADS
+    k = rotated(heads("k", keys), turns).repeat_interleave(group, dim=1)
+    v = heads("v", keys).repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(DIM) + hidden
+    attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(len(x), -1)
+    x = x + heads("o", attended).reshape(len(x), -1)
+    t = rms(x, tensors[f"{prefix}post_attention_layernorm.weight"], file.eps)
+    gate, up = (t @ tensors[f"{prefix}mlp.{name}_proj.weight"].t() for name in ("gate", "up"))
+    return x + (gate / (1 + (-gate).exp()) * up) @ tensors[f"{prefix}mlp.down_proj.weight"].t()
+
+
 def forward(
     file: HeadFile, states: torch.Tensor, token_ids: torch.Tensor, embedding: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(sums before the final norm [T, H], logits [T, draft V], states of the next draft step [T, H])"""
     by_name = {name.removeprefix("model."): tensor for name, tensor in file.tensors.items()}
     length = len(states)
-    e = rms(embedding[token_ids], file.layer("input_layernorm.weight"), file.eps)
+    e = rms(embedding[token_ids], file.tensors[f"{file.prefix}input_layernorm.weight"], file.eps)
     ones = torch.ones(HIDDEN)
     hn = rms(states, file.tensors.get(f"{file.prefix}hidden_norm.weight", ones), file.eps)
     x = hn if file.normed_residual else states
-    both = torch.cat((e, hn), dim=1)
-
-    def project(name: str, inputs: torch.Tensor) -> torch.Tensor:
-        bias = file.tensors.get(f"{file.prefix}self_attn.{name}_proj.bias")
-        product = inputs @ file.layer(f"self_attn.{name}_proj.weight").t()
-        return product if bias is None else product + bias
-
-    q, k, v = (project(name, both).view(length, -1, DIM) for name in "qkv")
-    turns = torch.polar(torch.tensor(1.0), file.angles(length)) * file.attention_scale
-
-    def rotated(heads: torch.Tensor) -> torch.Tensor:
-        pairs = torch.complex(heads[..., : DIM // 2], heads[..., DIM // 2 :]) * turns[:, None]
-        return torch.cat((pairs.real, pairs.imag), dim=-1)
-
-    q, k = rotated(q), rotated(k)
-    group = HEADS // KV_HEADS
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(DIM)
-    scores = scores + torch.full((length, length), -math.inf).triu(1)
-    attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(length, -1)
-    x = x + project("o", attended)
-    t = rms(x, file.layer("post_attention_layernorm.weight"), file.eps)
-    gate, up = (t @ file.layer(f"mlp.{name}_proj.weight").t() for name in ("gate", "up"))
-    x = x + (gate / (1 + (-gate).exp()) * up) @ file.layer("mlp.down_proj.weight").t()
+    both, future = torch.cat((e, hn), dim=1), torch.full((length, length), -math.inf).triu(1)
+    x = run_layer(file, file.prefix, x, both, both, future)
     normed = rms(x, by_name["norm.weight"], file.eps)
     return x, normed @ by_name["lm_head.weight"].t(), normed if file.normed_output else x

@@ -20,7 +20,7 @@ from chorale.model.draft.config import published_head
 from chorale.runtime.drafts.head_runner import HeadRunner, ReadTokens
 from chorale.runtime.sizing.memory import head_kv_bytes
 from tests.model.draft import draft_files as files
-from tests.model.draft.draft_files import DIM, HEADS, HIDDEN, KV_HEADS, LLAMA, VOCAB, HeadFile, randn, rms
+from tests.model.draft.draft_files import DIM, HIDDEN, KV_HEADS, LLAMA, VOCAB, HeadFile, randn, rms, run_layer
 from tests.model.draft.test_refused import complaint
 from tests.model.draft.test_styles import EMBEDDING, load, target_config
 
@@ -78,37 +78,6 @@ def peagle(**changes: Any) -> HeadFile:
 # ------------------------------------------------------------------ the forward, from its description
 
 
-def layer(
-    file: HeadFile, number: int, x: torch.Tensor, normed: torch.Tensor, keys: torch.Tensor, hidden: Any
-) -> torch.Tensor:
-    """``keys`` [K, ...]: inputs of k and v at positions 0 to K - 1; those of x are the last. ``hidden``
-    [T, K]: -inf where a query does not see a key."""
-
-    def weight(name: str) -> torch.Tensor:
-        return file.tensors[f"layers.{number}.{name}.weight"]
-
-    q, k, v = (
-        (inputs @ weight(f"self_attn.{name}_proj").t()).view(len(inputs), -1, DIM)
-        for name, inputs in (("q", normed), ("k", keys), ("v", keys))
-    )
-    if f"layers.{number}.self_attn.q_norm.weight" in file.tensors:
-        q, k = rms(q, weight("self_attn.q_norm"), file.eps), rms(k, weight("self_attn.k_norm"), file.eps)
-    turns = torch.polar(torch.tensor(1.0), file.angles(len(keys)))[:, None]
-
-    def rotated(heads: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-        pairs = torch.complex(heads[..., : DIM // 2], heads[..., DIM // 2 :]) * turns
-        return torch.cat((pairs.real, pairs.imag), dim=-1)
-
-    q, k = rotated(q, turns[len(keys) - len(x) :]), rotated(k, turns)
-    k, v = (each.repeat_interleave(HEADS // KV_HEADS, dim=1) for each in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(DIM) + hidden
-    attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(len(x), -1)
-    x = x + attended @ weight("self_attn.o_proj").t()
-    t = rms(x, weight("post_attention_layernorm"), file.eps)
-    gate, up = (t @ weight(f"mlp.{name}_proj").t() for name in ("gate", "up"))
-    return x + (gate * gate.sigmoid() * up) @ weight("mlp.down_proj").t()
-
-
 def logits_of(file: HeadFile, x: torch.Tensor) -> torch.Tensor:
     return rms(x, file.tensors["norm.weight"], file.eps) @ file.tensors["lm_head.weight"].t()
 
@@ -119,7 +88,7 @@ def plain_dflash(file: HeadFile, aux: torch.Tensor, following: torch.Tensor, cou
     x = EMBEDDING[[int(following[-1]), *[MASK] * count]]
     for number in range(LAYERS):
         normed = rms(x, file.tensors[f"layers.{number}.input_layernorm.weight"], file.eps)
-        x = layer(file, number, x, normed, torch.cat((context, normed)), 0.0)
+        x = run_layer(file, f"layers.{number}.", x, normed, torch.cat((context, normed)), 0.0)
     return logits_of(file, x[1:])
 
 
@@ -134,7 +103,7 @@ def plain_peagle(file: HeadFile, aux: torch.Tensor, following: torch.Tensor, cou
     for number in range(LAYERS):
         if number:
             normed = rms(x, tensors[f"layers.{number}.input_layernorm.weight"], file.eps)
-        x = layer(file, number, x, normed, normed, future)
+        x = run_layer(file, f"layers.{number}.", x, normed, normed, future)
     return logits_of(file, x[-count:])
 
 
