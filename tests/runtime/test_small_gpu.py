@@ -14,6 +14,7 @@ from chorale.machine.hardware import DRIVER_BYTES, Hardware
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.runtime.sizing.memory import GIB, embedding_bytes, weight_bytes
 from chorale.runtime.sizing.resolve import Resolved, resolve
+from tests.runtime.test_memory import pool_bytes
 
 MODELS = {size: make_config(**SHAPES[size]) for size in ("20b", "120b")}
 SMALL = ("rtx-4080", "rtx-a4000", "rtx-4060-ti-16gb", "rtx-4070-ti-super", "rtx-5060-ti", "rtx-5080")
@@ -23,10 +24,6 @@ EMBEDDING = embedding_bytes(MODELS["20b"], "bfloat16")
 def decide(gpu: str | Hardware, size: str = "20b", **asked: Any) -> Resolved:
     hardware = hardware_of(find_gpu(gpu)) if isinstance(gpu, str) else gpu
     return resolve(EngineConfig(**asked), MODELS[size], hardware, can_overlap=True, can_capture=True)
-
-
-def pool_bytes(found: Resolved) -> int:
-    return found.limits.num_blocks * found.geometry.bytes_per_block
 
 
 def device_bytes(found: Resolved) -> int:

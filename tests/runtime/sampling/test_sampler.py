@@ -214,17 +214,6 @@ def test_penalties_counted_step_by_step_equal_those_counted_at_once() -> None:
         output.append(int(token))
 
 
-def test_the_same_seed_and_position_give_the_same_token() -> None:
-    logits = torch.from_numpy(np.random.default_rng(1).normal(0, 0.1, (4, V)).astype(np.float32))
-    logits[:] = logits[0]
-    cases = [
-        Case(SamplingSpec(), [1] * size, [], (), seed) for size, seed in ((3, 1), (3, 1), (3, 2), (4, 1))
-    ]
-    first, same, other_seed, other_place = choose(cases, logits, [0, 1, 2, 3])
-    assert first == same
-    assert len({first, other_seed, other_place}) == 3  # of 97 nearly equal tokens
-
-
 @pytest.mark.parametrize("k", [1, 2, 1023, 1024, 1025, 2999, 3000])
 def test_top_k_finds_the_same_value_either_way(k: int) -> None:
     """BaseOps the bound where a partial sort gives way to bisection; ties with the k-th are kept."""
