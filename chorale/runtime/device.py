@@ -29,7 +29,7 @@ from chorale.machine.hardware import (
 )
 from chorale.machine.platforms import CUDA, NPU, Platform, find_platform
 from chorale.runtime.gpu_faults import explained
-from chorale.runtime.streams import CudaEvent, CudaStream, Event, HostEvent, HostStream, Stream
+from chorale.runtime.streams import CudaEvent, CudaStream, Event, Stream
 
 GPU_SAMPLE_ROWS = 64  # rows that the sampler processes at once on a GPU
 Arrays = list[npt.NDArray[np.generic]]
@@ -58,8 +58,9 @@ class Device:
         return lambda: arrays
 
     def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Allocate host memory that can be copied to and from the device in the background."""
-        return torch.zeros(size, dtype=dtype)
+        """Allocate host memory that can be copied to and from the device in the background. The content is
+        undefined."""
+        return torch.empty(size, dtype=dtype)
 
     def send(self, memory: torch.Tensor) -> torch.Tensor:
         """Copy a tensor from ``host_memory`` to the device in the background.
@@ -74,15 +75,11 @@ class Device:
 
     def stream(self) -> Stream:
         """Make a stream for work that runs in parallel to steps."""
-        return HostStream()
+        return Stream()
 
     def event(self) -> Event:
         """Mark the current point in the work of the current stream."""
-        return HostEvent()
-
-    def host_pages(self, count: int, num_bytes: int) -> torch.Tensor:
-        """Allocate [count, num_bytes] uint8 like ``host_memory``. The content is undefined."""
-        return torch.empty(count, num_bytes, dtype=torch.uint8)
+        return Event()
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         """Return a function that repeats ``step`` without host work. ``step`` uses static memory only.
@@ -144,7 +141,7 @@ class CudaDevice(Device):
         return wait
 
     def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(size, dtype=dtype, pin_memory=True)
+        return torch.empty(size, dtype=dtype, pin_memory=True)
 
     def send(self, memory: torch.Tensor) -> torch.Tensor:
         return memory.to(self.torch_device, non_blocking=True)
@@ -159,9 +156,6 @@ class CudaDevice(Device):
 
     def event(self) -> Event:
         return CudaEvent()
-
-    def host_pages(self, count: int, num_bytes: int) -> torch.Tensor:
-        return torch.empty(count, num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         return self.graphs.capture(step)

@@ -46,7 +46,7 @@ class HostPages:
         for first in range(0, num_slots, self._per_piece):
             count = min(self._per_piece, num_slots - first)
             try:
-                self._pieces.append(device.host_pages(count, page_bytes))
+                self._pieces.append(device.host_memory(count * page_bytes, torch.uint8).view(count, -1))
             except (RuntimeError, MemoryError) as error:
                 raise ConfigError(
                     f"--kv-offloading-size: the system gave {gib(first * page_bytes)} of host memory instead "

@@ -118,7 +118,7 @@ class SavedStorages:
         for storage in storages:
             pieces = []
             for piece in octets_of(storage, device.torch_device).split(PIECE):
-                pieces.append(device.host_pages(1, len(piece))[0])
+                pieces.append(device.host_memory(len(piece), torch.uint8))
                 pieces[-1].copy_(piece, non_blocking=True)
             self._saved.append((storage, pieces))
         device.mark()()

@@ -3,61 +3,42 @@ nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 
-class Event(Protocol):
-    """A point in a stream's work."""
+class Event:
+    """A point in a stream's work. On the host it has been reached."""
 
     @property
-    def is_reached(self) -> bool: ...
+    def is_reached(self) -> bool:
+        return True
 
     def hold(self) -> None:
         """Let work enqueued later on the current stream wait for this event."""
-        ...
 
 
-class Stream(Protocol):
-    """A queue of work that runs independently of other streams."""
+class Stream:
+    """A queue of work that runs independently of other streams. On the host work is complete when it is
+    enqueued."""
 
-    def current(self) -> AbstractContextManager[None]:
+    def current(self) -> AbstractContextManager[object]:
         """Make this the current stream within a ``with`` block."""
-        ...
-
-
-class HostStream:
-    """No stream: work is complete when it is enqueued."""
-
-    def current(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
-class HostEvent:
-    """An event that has been reached."""
-
-    is_reached = True
-
-    def hold(self) -> None:
-        return None
-
-
-class CudaStream:
+class CudaStream(Stream):
     """A stream of the current GPU."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()
 
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        with torch.cuda.stream(self._stream):
-            yield
+    def current(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream)
 
 
-class CudaEvent:
+class CudaEvent(Event):
     """A point in the current stream's work."""
 
     def __init__(self) -> None:

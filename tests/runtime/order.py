@@ -100,7 +100,7 @@ class OrderedCopies:
             self._order.use(("block", block), writes=writes)
 
 
-class OrderedStream:
+class OrderedStream(Stream):
     def __init__(self, order: Order) -> None:
         self._order, self._number = order, order.num_streams
         order.num_streams += 1
@@ -112,7 +112,7 @@ class OrderedStream:
         self._order.current = before
 
 
-class OrderedEvent:
+class OrderedEvent(Event):
     """Loads end at random; of other work the host never knows that it is over."""
 
     def __init__(self, order: Order) -> None:
@@ -144,8 +144,3 @@ class OrderedDevice:
 
     def event(self) -> Event:
         return OrderedEvent(self._order)
-
-    def host_pages(self, count: int, num_bytes: int) -> torch.Tensor:
-        pages = self._device.host_pages(count, num_bytes)
-        self._order.know(pages, "slot")
-        return pages

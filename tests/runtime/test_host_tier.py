@@ -174,6 +174,8 @@ class OrderedTraffic(Traffic):
         super().__init__(OrderedDevice(order), order.copies, seed)
         order.know(self.transfers._staged, "staged")
         order.know(self.transfers._loaded, "loaded")
+        for pages in self.transfers._host._pieces:
+            order.know(pages, "slot")
 
     def write(self, block: int) -> None:
         super().write(block)
