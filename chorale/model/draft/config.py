@@ -80,28 +80,33 @@ class HeadConfig:
         return self.num_layers * self.kv_width if self.kind == "dflash" else 0
 
     @property
-    def aux_norm_shape(self) -> tuple[int, int] | None:
-        """Number of separately normed parts of the aux states, and the width of one."""
+    def aux_norm_names(self) -> tuple[str, ...]:
+        """Names of the norms of the aux states: one over all, one for each, or none."""
         if self.aux_norms:
-            return len(self.aux_boundaries), self.target_hidden_size
-        return (1, self.aux_width) if self.norm_before_fc else None
+            return tuple(f"fc_norm.{n}.weight" for n in range(len(self.aux_boundaries)))
+        return ("input_norm.weight",) if self.norm_before_fc else ()
+
+    @property
+    def state_norm(self) -> str:
+        """Name of the norm of the head's state."""
+        return "hidden_norm.weight" if self.kind == "dflash" else "layers.0.hidden_norm.weight"
 
 
 def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
-    """Return role (``pack.py``) -> shape of all tensors except biases. The target may have embedding and
-    head."""
+    """Return the shapes of all tensors except biases, by their names in the format of speculators. The target
+    may have embedding and head."""
     hidden = config.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {"embedding": (config.vocab_size, hidden), "state_norm": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (config.vocab_size, hidden)}
+    shapes[config.state_norm] = (hidden,)
     for layer in range(config.num_layers):
         shapes |= _layer_shapes(config, layer)
-    shapes |= {"final_norm": (hidden,), "head": (config.draft_vocab_size, hidden)}
+    shapes |= {"norm.weight": (hidden,), "lm_head.weight": (config.draft_vocab_size, hidden)}
     if config.kind == "peagle":
-        shapes["mask"] = (config.aux_width,)
+        shapes["mask_hidden"] = (config.aux_width,)
     if config.has_fc:
-        shapes["fc"] = (hidden, config.aux_width)
-    if config.aux_norm_shape is not None:
-        shapes["aux_norm"] = config.aux_norm_shape
-    return shapes
+        shapes["fc.weight"] = (hidden, config.aux_width)
+    norms = config.aux_norm_names
+    return shapes | {name: (config.aux_width // len(norms),) for name in norms}
 
 
 def _layer_shapes(config: HeadConfig, layer: int) -> dict[str, tuple[int, ...]]:
@@ -109,24 +114,19 @@ def _layer_shapes(config: HeadConfig, layer: int) -> dict[str, tuple[int, ...]]:
     queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
     width = hidden if config.kind == "dflash" or layer else 2 * hidden  # an embedding and a state
     shapes: dict[str, tuple[int, ...]] = {
-        "token_norm": (hidden,),
-        "q": (queries, width),
-        "k": (keys, width),
-        "v": (keys, width),
-        "output": (hidden, queries),
-        "mlp_norm": (hidden,),
-        "gate": (inter, hidden),
-        "up": (inter, hidden),
-        "down": (hidden, inter),
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (queries, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (hidden, queries),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (inter, hidden),
+        "mlp.up_proj": (inter, hidden),
+        "mlp.down_proj": (hidden, inter),
     }
     if config.kind == "dflash":
-        shapes |= {"q_norm": (dim,), "k_norm": (dim,)}
-    return {role_of(layer, name): shape for name, shape in shapes.items()}
-
-
-def role_of(layer: int, name: str) -> str:
-    """Return the role of a layer's tensor: the first layer's have no number."""
-    return f"{layer}.{name}" if layer else name
+        shapes |= {"self_attn.q_norm": (dim,), "self_attn.k_norm": (dim,)}
+    return {f"layers.{layer}.{name}.weight": shape for name, shape in shapes.items()}
 
 
 def default_boundaries(num_layers: int) -> tuple[int, ...]:

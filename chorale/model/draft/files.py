@@ -14,33 +14,14 @@ from chorale.errors import CheckpointError
 from chorale.model.checkpoint import open_files
 from chorale.model.config import ModelConfig
 from chorale.model.config_fields import read_json_object
-from chorale.model.draft.config import HeadConfig, role_of, tensor_shapes
+from chorale.model.draft.config import HeadConfig, tensor_shapes
 from chorale.model.draft.parse import read_head_config
 from chorale.model.layouts import FLOATS
 from chorale.model.safetensors_file import DTYPES, SafetensorsFile
 
 _LAYER = "layers.0."
-_NAMES = {
-    "embedding": "embed_tokens.weight",
-    "fc": "fc.weight",
-    "mask": "mask_hidden",
-    "final_norm": "norm.weight",
-    "head": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "token_norm": "input_layernorm.weight",
-    "q": "self_attn.q_proj.weight",
-    "k": "self_attn.k_proj.weight",
-    "v": "self_attn.v_proj.weight",
-    "q_norm": "self_attn.q_norm.weight",
-    "k_norm": "self_attn.k_norm.weight",
-    "output": "self_attn.o_proj.weight",
-    "mlp_norm": "post_attention_layernorm.weight",
-    "gate": "mlp.gate_proj.weight",
-    "up": "mlp.up_proj.weight",
-    "down": "mlp.down_proj.weight",
-}
-_BIASED = ("q", "k", "v", "output", "fc")  # ending of the role
+_BIASED = ("fc.weight", *(f"self_attn.{name}_proj.weight" for name in "qkvo"))  # endings
+_MASK = "mask_hidden"
 D2T, T2D = "d2t", "t2d"
 # Ignored: copies of the target's tensors that some trainers write, and tables that follow from the
 # configuration.
@@ -51,7 +32,7 @@ _MASKS = frozenset({"BOOL", "U8", "I64", "I32"})
 
 
 class HeadFiles:
-    """Has ``config``, and reads tensors by role (``pack.py``) as views of the mapped files."""
+    """Has ``config``, and reads tensors by name (``tensor_shapes``) as views of the mapped files."""
 
     def __init__(self, folder: Path, target: ModelConfig) -> None:
         """Raises ``ConfigError``."""
@@ -65,18 +46,12 @@ class HeadFiles:
         self.config = read_head_config(raw, str(folder / "config.json"), target, names=self._where.keys())
         self._names = self._checked_names()
 
-    def has(self, role: str) -> bool:
-        return role in self._names
-
-    def read(self, role: str) -> torch.Tensor | None:
+    def read(self, name: str) -> torch.Tensor | None:
         """Return a view in the file's dtype, or None if the tensor is missing. It must not be written to."""
-        if role not in self._names:
+        if name not in self._names:
             return None
-        names = self._names[role]
-        tensors = [self._tensor(name) for name in names]
-        if role == "mask":
-            return tensors[0].flatten()
-        return tensors[0] if len(tensors) == 1 else torch.stack(tensors)
+        tensor = self._tensor(name)
+        return tensor.flatten() if name == _MASK else tensor
 
     def token_ids(self) -> torch.Tensor:
         """[draft V] int64: the target id of each draft id, from the differences in ``d2t``."""
@@ -107,26 +82,24 @@ class HeadFiles:
         file, spelled = self._where[name]
         return file.tensor(spelled)
 
-    def _checked_names(self) -> dict[str, list[str]]:
-        """Check all tensors and return role -> names in the files."""
-        shapes, config = tensor_shapes(self.config), self.config
-        names = names_of(config)
-        optional = {"embedding", "head"} | (set() if config.aux_boundaries else {"state_norm"})
-        found: dict[str, list[str]] = {}
-        for role, shape in shapes.items():
-            spelled, each = names[role], shape[1:] if role == "aux_norm" else shape
-            if spelled[0] not in self._where and role in optional:
+    def _checked_names(self) -> set[str]:
+        """Check all tensors and return the names of those that are there."""
+        config = self.config
+        optional = {"embed_tokens.weight", "lm_head.weight"}
+        if not config.aux_boundaries:
+            optional.add(config.state_norm)
+        found: set[str] = set()
+        for name, shape in tensor_shapes(config).items():
+            if name not in self._where and name in optional:
                 continue
-            for name in spelled:
-                self._check(name, each, FLOATS)
-            found[role] = spelled
-        for role in [role for role in found if role.rpartition(".")[2] in _BIASED]:
-            bias = names[role][0].removesuffix("weight") + "bias"
-            if bias in self._where:
-                self._check(bias, shapes[role][:1], FLOATS)
-                found[f"{role}.bias"] = [bias]
+            self._check(name, shape, FLOATS)
+            found.add(name)
+            bias = name.removesuffix("weight") + "bias"
+            if name.endswith(_BIASED) and bias in self._where:
+                self._check(bias, shape[:1], FLOATS)
+                found.add(bias)
         self._check_ids()
-        self._refuse_others({name for each in found.values() for name in each} | {D2T, T2D})
+        self._refuse_others(found | {D2T, T2D})
         return found
 
     def _check_ids(self) -> None:
@@ -144,7 +117,7 @@ class HeadFiles:
             raise CheckpointError(f"{self.folder}: {name}: missing")
         file, spelled = self._where[name]
         entry = file.entries[spelled]
-        is_row = name == _NAMES["mask"] and set(entry.shape[:-1]) <= {1}  # [1, width], or more ones
+        is_row = name == _MASK and set(entry.shape[:-1]) <= {1}  # [1, width], or more ones
         if (entry.shape[-1:] if is_row else entry.shape) != shape:
             problem = f"shape {list(entry.shape)}, config.json says {list(shape)}"
             raise CheckpointError(f"{file.path}: {spelled}: {problem}")
@@ -168,19 +141,8 @@ class HeadFiles:
         return ""
 
 
-def names_of(config: HeadConfig) -> dict[str, list[str]]:
-    """Return role -> names of its tensors; the norms of aux states have several."""
-    each = [f"fc_norm.{n}.weight" for n in range(len(config.aux_boundaries))]
-    aux_norm = each if config.aux_norms else ["input_norm.weight"]
-    state_norm = "hidden_norm.weight" if config.kind == "dflash" else f"{_LAYER}hidden_norm.weight"
-    names = _NAMES | {"state_norm": state_norm}
-    for layer in range(config.num_layers):
-        names |= {role_of(layer, role): f"layers.{layer}.{name}" for role, name in _LAYER_NAMES.items()}
-    return {role: [name] for role, name in names.items()} | {"aux_norm": aux_norm}
-
-
 def _canonical(found: dict[str, SafetensorsFile]) -> dict[str, tuple[SafetensorsFile, str]]:
-    """Return name as in ``_NAMES`` -> (file, name in the file)."""
+    """Return name as in ``tensor_shapes`` -> (file, name in the file)."""
     where: dict[str, tuple[SafetensorsFile, str]] = {}
     for spelled, file in found.items():
         name = spelled.removeprefix("model.")

@@ -84,19 +84,19 @@ class _Source:
     def shares_embedding(self) -> bool:
         return self._own_embedding is None and self._target.embedding is not None
 
-    def read(self, role: str) -> torch.Tensor | None:
-        if role == "embedding":
+    def read(self, name: str) -> torch.Tensor | None:
+        if name == "embed_tokens.weight":
             return self._target.embedding if self._own_embedding is None else self._own_embedding
-        tensor = self._files.read(role)
-        if tensor is None and role == "head":
-            tensor = self._of_target("head", "lm_head.weight")[self._token_ids]
-        if tensor is None and role == "state_norm":  # the default of engines is ones
+        tensor = self._files.read(name)
+        if tensor is None and name == "lm_head.weight":
+            tensor = self._of_target("head", name)[self._token_ids]
+        if tensor is None and name == self._files.config.state_norm:  # the default of engines is ones
             tensor = torch.ones(self._files.config.hidden_size)
         return None if tensor is None else tensor.to(self._device)
 
     def _find_embedding(self) -> torch.Tensor | None:
         """Return the head's embedding, or None if it equals the target's, which is then shared."""
-        own, shared = self._files.read("embedding"), self._target.embedding
+        own, shared = self._files.read("embed_tokens.weight"), self._target.embedding
         if own is None and shared is not None:
             self._check_width("embed_tokens.weight")
             return None

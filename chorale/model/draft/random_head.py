@@ -28,7 +28,7 @@ def random_head(
     in files."""
     tensors = random_tensors(config, seed, device)
     if embedding is not None:
-        tensors["embedding"] = embedding
+        tensors["embed_tokens.weight"] = embedding
     token_ids = random_token_ids(config, seed).to(device)
     weights = pack_weights(config, tensors.get, token_ids, ops, dtype)
     return DraftHead(config, weights, ops, max_len)
@@ -37,22 +37,23 @@ def random_head(
 def random_tensors(
     config: HeadConfig, seed: int = 0, device: str | torch.device = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """Return bfloat16 tensors by role, scaled so that activations stay of order one at any width."""
+    """Return bfloat16 tensors by name, scaled so that activations stay of order one at any width."""
     generator = torch.Generator(device).manual_seed(seed)
     return {
-        role: _drawn(role, shape, generator, torch.device(device))
-        for role, shape in tensor_shapes(config).items()
+        name: _drawn(name, shape, generator, torch.device(device))
+        for name, shape in tensor_shapes(config).items()
     }
 
 
 def _drawn(
-    role: str, shape: tuple[int, ...], generator: torch.Generator, device: torch.device
+    name: str, shape: tuple[int, ...], generator: torch.Generator, device: torch.device
 ) -> torch.Tensor:
     out = torch.empty(shape, dtype=torch.bfloat16, device=device)
-    scale = 0.1 if role.endswith("norm") else 1.0 if role == "embedding" else 1 / math.sqrt(shape[-1])
+    is_norm = "norm" in name
+    scale = 0.1 if is_norm else 1.0 if name == "embed_tokens.weight" else 1 / math.sqrt(shape[-1])
     for chunk in out.view(-1).split(_DRAWN_AT_ONCE):
         drawn = torch.randn(chunk.shape, generator=generator, device=device) * scale
-        chunk.copy_(drawn + 1.0 if role.endswith("norm") else drawn)
+        chunk.copy_(drawn + 1.0 if is_norm else drawn)
     return out
 
 

@@ -77,8 +77,8 @@ def meta_of(rows: list[tuple[int, int]]) -> AttentionMeta:
 
 
 def both(config: HeadConfig, dtype: torch.dtype) -> tuple[DraftHead, DraftHead]:
-    tensors = {role: tensor.to(DEVICE) for role, tensor in random_tensors(config).items()}
-    tensors |= {"q.bias": randn(config.num_attention_heads * config.head_dim, seed=5)}
+    tensors = {name: tensor.to(DEVICE) for name, tensor in random_tensors(config).items()}
+    tensors |= {"layers.0.self_attn.q_proj.bias": randn(config.num_attention_heads * config.head_dim, seed=5)}
     ids = random_token_ids(config).to(DEVICE)
     triton = pack_weights(config, tensors.get, ids, TRITON_OPS, dtype)
     plain = pack_weights(config, tensors.get, ids, REFERENCE_OPS, torch.float32)
