@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from chorale.model.demo import ensure_demo, ensure_demo_head
 Progress = Callable[[str, float, str], None]
 
 LEASE_SECONDS = 60.0  # a lease expires after this silence; NFS may cache file attributes this long
+_ONLY = f"only gpt-oss is served: {', '.join(PUBLISHED)} and their fine-tunes"
 _A_MODEL = "the checkpoint's folder (with config.json and *.safetensors), or a model such as gpt-oss-20b"
 _PUBLISHED_FILES = (
     "config.json",
@@ -115,8 +115,8 @@ def check_family(
 ) -> None:
     """Raises ``ConfigError`` if the repository's ``config.json`` describes a model other than gpt-oss.
 
-    If the file is unavailable, the repository's name is checked instead. A repository without the file, or
-    with a file that has no type, is left to the code that reads it later.
+    Also raises it if the repository is unavailable. One without the file, or with a file that has no type, is
+    left to the code that reads it later.
     """
     if repository in PUBLISHED:
         return
@@ -124,28 +124,11 @@ def check_family(
         folder = _fetch(repository, revision, download_dir, ("config.json",), None)
         kind = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
     except ConfigError as fault:
-        if "/" not in repository:
-            raise ConfigError(f"model {repository!r}: {_ONLY}") from fault
-        if _is_foreign(repository):
-            raise ConfigError(f"model {repository!r}: {_ONLY} (its config.json: {fault.message})") from fault
-        raise ConfigError(f"model {repository!r}: {fault.message}") from fault
+        raise ConfigError(f"model {repository!r}: {fault.message} ({_ONLY})") from fault
     except (OSError, ValueError, AttributeError):
         return
     if isinstance(kind, str) and kind not in MODEL_TYPES:
         raise ConfigError(f"model {repository!r} is of type {kind[:64]!r}: {_ONLY}")
-
-
-_ONLY = f"only gpt-oss is served: {', '.join(PUBLISHED)} and their fine-tunes"
-_OTHERS = (
-    *("llama", "qwen", "mistral", "mixtral", "gemma", "phi", "deepseek", "glm", "kimi", "minimax", "falcon"),
-    *("olmo", "granite", "command", "gpt2", "nemotron", "opt", "bert", "bloom", "smollm", "ernie"),
-)
-
-
-def _is_foreign(repository: str) -> bool:
-    """Returns whether the name belongs to another family, for repositories that cannot be fetched."""
-    words = re.split(r"[^a-z]+", repository.lower())
-    return "oss" not in words and any(word.startswith(_OTHERS) for word in words)
 
 
 def missing_bytes(

@@ -139,6 +139,7 @@ def test_offline_serves_the_cache_or_says_so(tmp_path: Path) -> None:
     assert Path(found["folder"]) == snapshot
     missing = resolve(tmp_path, "someone/else", HF_HUB_OFFLINE="1")
     assert "HF_HUB_OFFLINE" in missing["error"]
+    assert "only gpt-oss is served" in missing["error"]
 
 
 def test_an_unreachable_hub_and_an_invalid_name_are_explained(tmp_path: Path) -> None:
