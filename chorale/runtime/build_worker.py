@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from chorale.runtime.sizing.memory import LEAN_PROMPT_ROWS, PROMPT_ROWS
 from chorale.runtime.sizing.resolve import Resolved
 from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
+from chorale.runtime.steps.graphs import StepParts
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner
 from chorale.runtime.worker import Worker
 
@@ -60,13 +62,7 @@ def make_worker(
     """Allocate the KV pool and make the worker. ``rank``: the owner of the model's part, if there are several
     ranks. ``drafts``: required if plans have drafts; ``adapters``: if rows have adapters."""
     limits, kv = resolved.limits, _allocate_kv(model.config, resolved, device)
-    buffers = Buffers(
-        device,
-        num_rows=limits.max_num_seqs,
-        max_len=limits.max_model_len,
-        block_size=limits.block_size,
-        vocab_size=limits.vocab_size,
-    )
+    buffers = Buffers(device, limits)
     if limits.routed_experts is not None and (rank is None or rank.share.is_first):  # all choose the same
         shape = _most_tokens(resolved), *limits.routed_experts
         model.routed = torch.zeros(shape, dtype=torch.uint8, device=device.torch_device)
@@ -79,55 +75,31 @@ def make_worker(
         mode=resolved.logprobs_mode,
         row_by_row=resolved.batch_invariant,
     )
-    drafting = decode_graphs = mixed_graphs = None
+    parts = StepParts(device, model, kv, buffers, sampler, adapters)
+    drafting = decode_graphs = mixed_graphs = head = None
     if drafts is not None:
         drafting = Drafting(
             drafts,
-            device,
-            model,
-            kv,
-            buffers,
-            sampler,
+            parts,
             dtype=DTYPES[resolved.dtype],
             graph_rows=resolved.graph_rows,
             max_len=limits.max_model_len,
         )
+        head = drafting.head
     if resolved.graph_rows:
-        decode_graphs = DecodeGraphRunner(
-            device, model, kv, buffers, sampler, resolved.graph_rows, limits.max_model_len, adapters
-        )
+        decode_graphs = DecodeGraphRunner(parts, resolved.graph_rows, limits.max_model_len)
         longest = limits.max_model_len if resolved.mixed_graphs else 0  # 0: mixed steps are not captured
-        head = None if drafting is None else drafting.head
-        aux_states = None if head is None else head.aux_states
-        mixed_graphs = MixedGraphRunner(device, model, kv, buffers, longest, aux_states, adapters)
-    own = [] if drafting is None or drafting.head is None else list(drafting.head.kv)
-    transfers = make_transfers(model, [*kv, *own], resolved, device)
-    return Worker(
-        device, model, kv, buffers, sampler, grammar, decode_graphs, mixed_graphs, drafting, transfers,
-        LEAN_PROMPT_ROWS if resolved.is_lean else PROMPT_ROWS, adapters,
-    )  # fmt: skip
+        mixed_graphs = MixedGraphRunner(parts, longest, None if head is None else head.aux_states)
+    transfers = None
+    if resolved.host_tier is not None:
+        pool = [*kv, *(() if head is None else head.kv)]
+        sizes = replace(resolved.host_tier, page_bytes=sum(tensor[0].nbytes for tensor in pool))
+        transfers = PageTransfers(device, model.ops.page_copies(pool), sizes, limits.num_blocks)
+    prompt_rows = LEAN_PROMPT_ROWS if resolved.is_lean else PROMPT_ROWS
+    return Worker(parts, grammar, decode_graphs, mixed_graphs, drafting, transfers, prompt_rows)
 
 
 def _most_tokens(resolved: Resolved) -> int:
     """Return the tokens of the largest step, dummies of captured steps included."""
     limits, drafting = resolved.limits, MOST_DRAFTING_ROWS * (1 + resolved.most_drafts)
     return max(limits.max_num_batched_tokens, *resolved.graph_rows, drafting, *MIXED_TOKENS)
-
-
-def make_transfers(
-    model: GptOss, kv: list[torch.Tensor], resolved: Resolved, device: Device
-) -> PageTransfers | None:
-    """Allocate the host memory tier. ``kv`` includes a draft head's. Raises ``ConfigError`` if memory is
-    short."""
-    sizes = resolved.host_tier
-    if sizes is None:
-        return None
-    return PageTransfers(
-        device,
-        model.ops.page_copies(kv),
-        num_slots=sizes.num_slots,
-        page_bytes=sum(tensor[0].nbytes for tensor in kv),
-        staged=sizes.staged,
-        loaded=sizes.loaded,
-        dummy_block=kv[0].shape[0] - 1,
-    )

@@ -28,6 +28,7 @@ from chorale.errors import ConfigError
 from chorale.kernels.ops import PageCopies
 from chorale.runtime.device import Device
 from chorale.runtime.sizing.memory import GIB, gib
+from chorale.runtime.sizing.offload import HostTierSizes
 from chorale.runtime.streams import Event
 
 COPIES_A_STEP = 64  # maximum copies of loads per step; each call takes the host 10 microseconds
@@ -79,20 +80,16 @@ class PageTransfers:
         self,
         device: Device,
         copies: PageCopies,
-        *,
-        num_slots: int,
-        page_bytes: int,
-        staged: int,
-        loaded: int,
+        sizes: HostTierSizes,
         dummy_block: int,
     ) -> None:
-        """``staged``, ``loaded``: pages of the staging buffers. ``dummy_block``: a block of the pool with
-        unused content."""
+        """``dummy_block``: a block of the pool with unused content. Raises ``ConfigError`` if memory is
+        short."""
         self._device, self._copies = device, copies
-        self._host = HostPages(device, num_slots, page_bytes)
+        self._host = HostPages(device, sizes.num_slots, sizes.page_bytes)
         target = device.torch_device
-        self._staged = torch.empty(staged, page_bytes, dtype=torch.uint8, device=target)
-        self._loaded = torch.empty(loaded, page_bytes, dtype=torch.uint8, device=target)
+        self._staged = torch.empty(sizes.staged, sizes.page_bytes, dtype=torch.uint8, device=target)
+        self._loaded = torch.empty(sizes.loaded, sizes.page_bytes, dtype=torch.uint8, device=target)
         self._out, self._in = device.stream(), device.stream()
         self._position = 0  # in ``_staged``, which is filled in turns
         self._leaving: deque[tuple[int, int, Event]] = deque()  # ranges of it that are not on the host yet

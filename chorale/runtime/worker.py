@@ -20,14 +20,12 @@ import torch
 from chorale.engine.types import StepPlan, StepResult
 from chorale.kernels.adapters import NONE
 from chorale.kernels.ops import ForwardBatch
-from chorale.model.gpt_oss import AuxStates, GptOss
-from chorale.runtime.adapters import AdapterStore, captures
-from chorale.runtime.device import Device
+from chorale.model.gpt_oss import AuxStates
+from chorale.runtime.adapters import captures
 from chorale.runtime.drafts.drafting import Drafting
 from chorale.runtime.offload import PageTransfers
 from chorale.runtime.sampling.batch import SamplingBatch
 from chorale.runtime.sampling.grammar import Fetch, GrammarRows, Masks
-from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.sizing.graph_sizes import MIXED_ROWS
 from chorale.runtime.sizing.memory import LOGIT_ROWS, PROMPT_ROWS
 from chorale.runtime.steps.batch import (
@@ -35,8 +33,8 @@ from chorale.runtime.steps.batch import (
     StepBatch,
     single_samples,
 )
-from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
+from chorale.runtime.steps.graphs import StepParts
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, dummy_plan
 from chorale.runtime.steps.results import PendingLogprobs, empty_result, grid_result, make_result
 
@@ -48,30 +46,24 @@ class Worker:
 
     def __init__(
         self,
-        device: Device,
-        model: GptOss,
-        kv: list[torch.Tensor],
-        buffers: Buffers,
-        sampler: Sampler,
+        parts: StepParts,
         grammar: GrammarRows,
         decode_graphs: DecodeGraphRunner | None = None,
         mixed_graphs: MixedGraphRunner | None = None,
         drafting: Drafting | None = None,
         transfers: PageTransfers | None = None,
         prompt_rows: int = PROMPT_ROWS,
-        adapters: AdapterStore | None = None,
     ) -> None:
         """``decode_graphs`` and ``mixed_graphs`` run the steps that they support; None: every step is
         launched. ``drafting``: required if plans have drafts; ``transfers``: if they have transfers.
-        ``prompt_rows``: positions of a prompt whose log-probabilities are computed at once. ``adapters``:
-        required if rows have adapters."""
-        self.device, self._model, self._kv = device, model, kv
-        self._buffers, self._sampler, self._grammar = buffers, sampler, grammar
+        ``prompt_rows``: positions of a prompt whose log-probabilities are computed at once."""
+        self.device, self._model, self._kv = parts.device, parts.model, parts.kv
+        self._buffers, self._sampler, self._adapters = parts.buffers, parts.sampler, parts.adapters
+        self._grammar = grammar
         self._decode_graphs, self._mixed_graphs = decode_graphs, mixed_graphs
         self._drafting = drafting
         self._transfers = transfers
         self._prompt_rows = prompt_rows
-        self._adapters = adapters
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Callable[[], StepResult]:

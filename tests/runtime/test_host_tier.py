@@ -24,7 +24,7 @@ from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.offload import HostPages, PageTransfers
 from chorale.runtime.sizing.memory import KvGeometry
-from chorale.runtime.sizing.offload import check_host_memory, host_tier_sizes
+from chorale.runtime.sizing.offload import HostTierSizes, check_host_memory, host_tier_sizes
 from chorale.runtime.steps.mixed_graphs import dummy_plan
 from chorale.runtime.steps.results import empty_result
 from tests.runtime.order import Order, OrderedDevice
@@ -47,14 +47,9 @@ class Traffic:
         shapes = ((2, 2, 4, 16), (2, 2, 4, 16), (2, 1, 4, 32))
         self.kv = [torch.zeros(NUM_BLOCKS + 1, *shape, device=device.torch_device) for shape in shapes]
         copies: PageCopies = make_copies(self.kv)
+        page_bytes = sum(tensor[0].nbytes for tensor in self.kv)
         self.transfers = PageTransfers(
-            device,
-            copies,
-            num_slots=NUM_SLOTS,
-            page_bytes=sum(tensor[0].nbytes for tensor in self.kv),
-            staged=staged,
-            loaded=5,
-            dummy_block=NUM_BLOCKS,
+            device, copies, HostTierSizes(NUM_SLOTS, 0, staged, 5, page_bytes), NUM_BLOCKS
         )
         self.staged = staged
         self.blocks = [0.0] * NUM_BLOCKS

@@ -13,15 +13,13 @@ from chorale.kernels.draft_steps import DraftRowState
 from chorale.kernels.ops import ForwardBatch, Ops
 from chorale.kernels.reference.sampling.noise import position_keys
 from chorale.model.draft.head import DraftHead
-from chorale.model.gpt_oss import GptOss
-from chorale.runtime.device import Device
 from chorale.runtime.drafts.head_runner import HeadRunner, ReadTokens
 from chorale.runtime.drafts.verify_graphs import VerifyGraphRunner
 from chorale.runtime.sampling.row_state import DRAFT_NUMBERS
-from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.sizing.graph_sizes import MOST_DRAFTING_ROWS
 from chorale.runtime.steps.batch import DraftTensors, StepBatch
 from chorale.runtime.steps.buffers import Buffers, query_starts
+from chorale.runtime.steps.graphs import StepParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +39,28 @@ class Drafting:
     def __init__(
         self,
         setup: DraftSetup,
-        device: Device,
-        model: GptOss,
-        kv: list[torch.Tensor],
-        buffers: Buffers,
-        sampler: Sampler,
+        parts: StepParts,
         *,
         dtype: torch.dtype,
         graph_rows: tuple[int, ...],
         max_len: int,
     ) -> None:
         """``dtype``: the type of the target's states. ``graph_rows``: rows of captured steps; (): no
-        captures. The pool's last block belongs to dummy rows."""
+        captures."""
+        device, buffers, kv = parts.device, parts.buffers, parts.kv
         num_blocks, _, _, block_size, _ = kv[0].shape
         self._device, self._buffers = device, buffers
         buffers.block_tables[:, buffers.spare_row] = num_blocks - 1
         num_drafts = setup.most_drafts if setup.head is not None else 0
-        self.state = _row_state(buffers, num_drafts, model.config.sliding_window, num_blocks - 1)
+        self.state = _row_state(buffers, num_drafts, parts.model.config.sliding_window, num_blocks - 1)
         self.head: HeadRunner | None = None
         if setup.head is not None:
             buffers.draft_state = self.state
             shape = setup.head.kv_shape(num_blocks, block_size)
             own_kv = torch.zeros(shape, dtype=kv[0].dtype, device=device.torch_device)
-            draw = setup.ops.make_sampler(sampler.forbidden, device.sample_rows, ids=setup.head.token_ids)
+            draw = setup.ops.make_sampler(
+                parts.sampler.forbidden, device.sample_rows, ids=setup.head.token_ids
+            )
             self.head = HeadRunner(
                 setup.head, setup.ops, own_kv, self.state, draw, max_len=max_len, dtype=dtype
             )
@@ -74,11 +71,7 @@ class Drafting:
         sizes = tuple(size for size in graph_rows if size <= MOST_DRAFTING_ROWS)
         if sizes:
             self.graphs = VerifyGraphRunner(
-                device,
-                model,
-                kv,
-                buffers,
-                sampler,
+                parts,
                 self.state,
                 self.head,
                 sizes=sizes,

@@ -16,15 +16,10 @@ import torch
 from chorale.engine.types import EARLY_STOPS, IntArray, StepPlan
 from chorale.kernels.draft_steps import NEW_BLOCKS, Accepted, DraftRowState, VerifyBatch, VerifyInputs
 from chorale.kernels.ops import SamplingInputs
-from chorale.model.gpt_oss import GptOss
-from chorale.runtime.device import Device
 from chorale.runtime.drafts.head_runner import HeadRunner, ReadTokens
-from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.sizing.graph_sizes import context_sizes, draft_sizes, pick
 from chorale.runtime.sizing.memory import LOGIT_ROWS
-from chorale.runtime.steps.buffers import Buffers
-from chorale.runtime.steps.decode_graphs import forward_batch
-from chorale.runtime.steps.graphs import StepGraphs
+from chorale.runtime.steps.graphs import StepGraphs, StepParts, forward_batch
 
 ROW, COMPUTED, NUM_DRAFTS, DRAFTING, FIRST_NEW, BLOCKS = range(6)
 TOKENS = BLOCKS + 2 * NEW_BLOCKS  # the first of ``width`` columns
@@ -33,8 +28,8 @@ TOKENS = BLOCKS + 2 * NEW_BLOCKS  # the first of ``width`` columns
 class VerifyPacker:
     """Packs a plan into the columns of its step. Owns a scratch array, so it is not reentrant."""
 
-    def __init__(self, spare_row: int, block_size: int) -> None:
-        self._spare_row, self._block_size = spare_row, block_size
+    def __init__(self, spare_row: int) -> None:
+        self._spare_row = spare_row
         self._entry: IntArray = np.full(spare_row + 1, -1, np.int32)
 
     def pack(self, plan: StepPlan, columns: IntArray) -> bool:
@@ -79,11 +74,7 @@ class VerifyGraphRunner(StepGraphs):
 
     def __init__(
         self,
-        device: Device,
-        model: GptOss,
-        kv: Sequence[torch.Tensor],
-        buffers: Buffers,
-        sampler: Sampler,
+        parts: StepParts,
         state: DraftRowState,
         head: HeadRunner | None,
         *,
@@ -94,13 +85,12 @@ class VerifyGraphRunner(StepGraphs):
     ) -> None:
         """``sizes``: rows of the graphs; ``most_drafts``: maximum draft tokens per row. ``profile``: see
         ``Ops.accept``."""
-        target, most_rows = device.torch_device, sizes[-1]
-        count, table_width = most_rows * (1 + most_drafts), buffers.block_tables.shape[2]
-        super().__init__(device, most_rows * (TOKENS + 1 + most_drafts), count)
-        self._model, self._kv, self._sampler = model, kv, sampler
-        self._buffers, self._state, self._head, self._longest = buffers, state, head, longest
+        target, most_rows = parts.device.torch_device, sizes[-1]
+        count, table_width = most_rows * (1 + most_drafts), parts.buffers.block_tables.shape[2]
+        super().__init__(parts, most_rows * (TOKENS + 1 + most_drafts), count)
+        self._state, self._head, self._longest = state, head, longest
         self._sizes, self._most_drafts = tuple(sizes), most_drafts
-        self._packer = VerifyPacker(buffers.spare_row, buffers.block_size)
+        self._packer = VerifyPacker(parts.buffers.spare_row)
         self._profile = profile
         self.last_width = 0  # tokens of each row in the newest step
 

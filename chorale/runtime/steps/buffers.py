@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from chorale.engine.types import DRAFT, EARLY_STOPS, CacheGroup, StepPlan
+from chorale.engine.types import DRAFT, EARLY_STOPS, CacheGroup, EngineLimits, StepPlan
 from chorale.kernels.draft_steps import LAST, DraftRowState
 from chorale.kernels.ops import AttentionMeta, ForwardBatch
 from chorale.runtime.device import Device
@@ -27,19 +27,11 @@ Int32 = npt.NDArray[np.int32]
 class Buffers:
     """Owns block tables, last tokens and sampling parameters. ``fill`` is called once per step."""
 
-    def __init__(
-        self,
-        device: Device,
-        *,
-        num_rows: int,
-        max_len: int,
-        block_size: int,
-        vocab_size: int,
-    ) -> None:
-        target = device.torch_device
-        num_blocks = -(-max_len // block_size) + 1
-        self._device, self.block_size, self.spare_row = device, block_size, num_rows
-        self.rows = RowSamplingState(num_rows, vocab_size, max_len, target)
+    def __init__(self, device: Device, limits: EngineLimits) -> None:
+        target, num_rows, max_len = device.torch_device, limits.max_num_seqs, limits.max_model_len
+        num_blocks = -(-max_len // limits.block_size) + 1
+        self._device, self.block_size, self.spare_row = device, limits.block_size, num_rows
+        self.rows = RowSamplingState(num_rows, limits.vocab_size, max_len, target)
         self.last_token = torch.zeros(num_rows + 1, dtype=torch.int64, device=target)
         self.draft_state: DraftRowState | None = None  # set once, if there is a draft head
         self._nothing = torch.zeros(0, dtype=torch.int32, device=target)

@@ -22,17 +22,11 @@ import torch
 
 from chorale.engine.types import EARLY_STOPS, StepPlan
 from chorale.kernels.adapters import NONE
-from chorale.kernels.draft_steps import VerifyBatch
-from chorale.kernels.ops import AttentionMeta, DecodeInputs, DecodeState, ForwardBatch, SamplingInputs
-from chorale.model.gpt_oss import GptOss
-from chorale.runtime.adapters import AdapterStore
-from chorale.runtime.device import Device
+from chorale.kernels.ops import DecodeInputs, DecodeState, SamplingInputs
 from chorale.runtime.sampling.row_state import RowSamplingState
-from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.sizing.graph_sizes import context_sizes, pick
 from chorale.runtime.sizing.memory import KEPT_ROWS, LOGIT_ROWS
-from chorale.runtime.steps.buffers import Buffers
-from chorale.runtime.steps.graphs import StagingBuffers, StepGraphs
+from chorale.runtime.steps.graphs import StagingBuffers, StepGraphs, StepParts, forward_batch
 
 ROW, COMPUTED, TOKEN, FULL_BLOCK, WINDOW_BLOCK, KEY_A, KEY_B, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(11)
 STOPS = 11  # the first of EARLY_STOPS columns
@@ -112,29 +106,17 @@ class LaunchedStep:
 class DecodeGraphRunner(StepGraphs):
     """``launch`` enqueues a step; its result is in ``tokens``."""
 
-    def __init__(
-        self,
-        device: Device,
-        model: GptOss,
-        kv: Sequence[torch.Tensor],
-        buffers: Buffers,
-        sampler: Sampler,
-        sizes: Sequence[int],
-        longest: int,
-        adapters: AdapterStore | None = None,
-    ) -> None:
-        """``sizes``: rows of the graphs; ``longest``: tokens of the longest sequence. The pool's last block
-        belongs to dummy rows. ``adapters``: required for rows with adapters."""
+    def __init__(self, parts: StepParts, sizes: Sequence[int], longest: int) -> None:
+        """``sizes``: rows of the graphs; ``longest``: tokens of the longest sequence."""
         self.most_rows = rows = sizes[-1]
-        super().__init__(device, NUM_COLUMNS * rows, rows)
-        self._model, self._kv, self._sampler = model, kv, sampler
-        self._buffers, self._sizes, self._longest = buffers, tuple(sizes), longest
-        self._adapters = adapters
-        buffers.block_tables[:, buffers.spare_row, 0] = kv[0].shape[0] - 1
+        super().__init__(parts, NUM_COLUMNS * rows, rows)
+        self._sizes, self._longest = tuple(sizes), longest
+        buffers, model = parts.buffers, parts.model
+        buffers.block_tables[:, buffers.spare_row, 0] = parts.kv[0].shape[0] - 1
         self._packer = Packer(buffers.rows, buffers.spare_row, buffers.block_size)
         # (size, filtered, reach) -> steps that ran in a larger size instead.
         self._stand_ins: Counter[tuple[int, bool, int]] = Counter()
-        target, width = device.torch_device, buffers.block_tables.shape[2]
+        target, width = parts.device.torch_device, buffers.block_tables.shape[2]
         self._state = DecodeState(
             last_token=buffers.last_token,
             block_tables=buffers.block_tables,
@@ -245,26 +227,3 @@ class DecodeGraphRunner(StepGraphs):
                 self._hidden[:size].copy_(hidden)
 
         return step
-
-
-def forward_batch(
-    written: DecodeState | VerifyBatch, index: torch.Tensor, query_start: torch.Tensor, longest: int
-) -> ForwardBatch:
-    """Return the model's input in static memory: one token with its own context for each of ``index`` [N].
-
-    ``query_start`` [N + 1 or more]: 0, 1, 2, ...; ``longest``: tokens of the longest context.
-    """
-    count = len(index)
-    return ForwardBatch(
-        token_ids=written.token_ids[:count],
-        logits_index=index,
-        attention=AttentionMeta(
-            positions=written.positions[:count],
-            query_start=query_start[: count + 1],
-            context_lens=written.context_lens[:count],
-            block_tables=(written.tables[0, :count], written.tables[1, :count]),
-            slots=(written.slots[0, :count], written.slots[1, :count]),
-            max_query_len=1,
-            max_context_len=longest,
-        ),
-    )

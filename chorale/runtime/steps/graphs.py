@@ -10,7 +10,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from chorale.kernels.draft_steps import VerifyBatch
+from chorale.kernels.ops import AttentionMeta, DecodeState, ForwardBatch
+from chorale.model.gpt_oss import GptOss
+from chorale.runtime.adapters import AdapterStore
 from chorale.runtime.device import Device
+from chorale.runtime.sampling.sampler import Sampler
+from chorale.runtime.steps.buffers import Buffers
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """What steps of every kind use."""
+
+    device: Device
+    model: GptOss
+    kv: list[torch.Tensor]  # the last block of each belongs to dummy rows
+    buffers: Buffers
+    sampler: Sampler
+    adapters: AdapterStore | None  # required for rows with adapters
 
 
 @dataclass(slots=True)
@@ -27,10 +45,12 @@ class StepGraphs:
     ``device.capture`` makes the graphs; a device without graphs may run the steps themselves.
     """
 
-    def __init__(self, device: Device, num_inputs: int, num_tokens: int = 0) -> None:
+    def __init__(self, parts: StepParts, num_inputs: int, num_tokens: int = 0) -> None:
         """``num_inputs``: int32 of the largest step; ``num_tokens``: its samples."""
-        self._device, self._num_tokens = device, num_tokens
-        self._inputs = torch.zeros(num_inputs, dtype=torch.int32, device=device.torch_device)
+        self._device, self._model, self._kv = parts.device, parts.model, parts.kv
+        self._buffers, self._sampler, self._adapters = parts.buffers, parts.sampler, parts.adapters
+        self._num_tokens = num_tokens
+        self._inputs = torch.zeros(num_inputs, dtype=torch.int32, device=parts.device.torch_device)
         self._graphs: dict[tuple[int, ...], Callable[[], None]] = {}
         self._free: list[StagingBuffers] = []
 
@@ -73,3 +93,26 @@ class StepGraphs:
             return copy
 
         return finish
+
+
+def forward_batch(
+    written: DecodeState | VerifyBatch, index: torch.Tensor, query_start: torch.Tensor, longest: int
+) -> ForwardBatch:
+    """Return the model's input in static memory: one token with its own context for each of ``index`` [N].
+
+    ``query_start`` [N + 1 or more]: 0, 1, 2, ...; ``longest``: tokens of the longest context.
+    """
+    count = len(index)
+    return ForwardBatch(
+        token_ids=written.token_ids[:count],
+        logits_index=index,
+        attention=AttentionMeta(
+            positions=written.positions[:count],
+            query_start=query_start[: count + 1],
+            context_lens=written.context_lens[:count],
+            block_tables=(written.tables[0, :count], written.tables[1, :count]),
+            slots=(written.slots[0, :count], written.slots[1, :count]),
+            max_query_len=1,
+            max_context_len=longest,
+        ),
+    )

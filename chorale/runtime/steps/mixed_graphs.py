@@ -8,7 +8,7 @@ that never left the device, slots, tables), as in a decode step. Sampling is not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +17,10 @@ import torch
 
 from chorale.engine.types import IntArray, StepPlan
 from chorale.kernels.adapters import NONE
-from chorale.model.gpt_oss import AuxStates, GptOss
-from chorale.runtime.adapters import AdapterStore
-from chorale.runtime.device import Device
+from chorale.model.gpt_oss import AuxStates
 from chorale.runtime.sizing.graph_sizes import MIXED_ROWS, MIXED_TOKENS, pick
-from chorale.runtime.steps.buffers import Buffers, appends_of
-from chorale.runtime.steps.graphs import StepGraphs
+from chorale.runtime.steps.buffers import appends_of
+from chorale.runtime.steps.graphs import StepGraphs, StepParts
 
 TOKEN_ROWS = 6  # index of the part of ``Buffers.lay_out``'s input that has the row of each token
 _APPENDS = ("append_group", "append_row", "append_index", "append_block")
@@ -59,26 +57,19 @@ class MixedGraphRunner(StepGraphs):
     """Runs the forward passes of mixed steps."""
 
     def __init__(
-        self,
-        device: Device,
-        model: GptOss,
-        kv: Sequence[torch.Tensor],
-        buffers: Buffers,
-        longest: int,
-        aux_states: Callable[[int], AuxStates] | None = None,
-        adapters: AdapterStore | None = None,
+        self, parts: StepParts, longest: int, aux_states: Callable[[int], AuxStates] | None = None
     ) -> None:
         """``longest``: tokens of the longest sequence. No larger step is captured, because a dummy row may
         have to compute all of it; 0: no captures. ``aux_states`` allocates the head's inputs for a number of
-        tokens. Dummy rows use only the pool's last block. ``adapters``: required for rows with adapters.
+        tokens.
         """
-        self._model, self._kv, self._buffers, self._adapters = model, kv, buffers, adapters
-        self._longest, self._dummy_block = longest, kv[0].shape[0] - 1
         self.sizes = tuple(size for size in MIXED_TOKENS if size <= longest)
-        buffers.block_tables[:, buffers.spare_row] = self._dummy_block
-        tokens = max(self.sizes, default=0)
-        super().__init__(device, sum(self._lengths(tokens, MIXED_ROWS[-1])))
-        self._hidden = torch.zeros(tokens, model.config.hidden_size, device=device.torch_device)
+        tokens, block_size = max(self.sizes, default=0), parts.buffers.block_size
+        super().__init__(parts, sum(_lengths(tokens, MIXED_ROWS[-1], block_size)))
+        self._longest, self._dummy_block = longest, parts.kv[0].shape[0] - 1
+        parts.buffers.block_tables[:, parts.buffers.spare_row] = self._dummy_block
+        width = parts.model.config.hidden_size
+        self._hidden = torch.zeros(tokens, width, device=parts.device.torch_device)
         # Inputs of the draft head, from the step that ran last.
         self.aux = None if aux_states is None else aux_states(tokens)
 
@@ -103,7 +94,7 @@ class MixedGraphRunner(StepGraphs):
         self._fill(pad_plan(dummy_plan(tokens, spare), tokens, rows, spare))
 
     def _fill(self, plan: StepPlan) -> None:
-        room = self._num_appends(plan.num_tokens, len(plan.rows))
+        room = num_appends(plan.num_tokens, len(plan.rows), self._buffers.block_size)
         if len(plan.append_row) > room:  # a long prefix hit
             self._buffers.append_blocks(plan)
             nothing: dict[str, Any] = dict.fromkeys(_APPENDS, np.zeros(0, np.int32))
@@ -120,16 +111,8 @@ class MixedGraphRunner(StepGraphs):
             for column, value in zip(appends_of(plan), dummy, strict=True)
         ]
 
-    def _num_appends(self, tokens: int, rows: int) -> int:
-        """Return the maximum number of appends: the tokens' blocks plus one per row, in both groups."""
-        return 2 * (tokens // self._buffers.block_size + 2 * rows)
-
-    def _lengths(self, tokens: int, rows: int) -> tuple[int, ...]:
-        """Return the lengths of the parts of ``Buffers.lay_out``."""
-        return (*[self._num_appends(tokens, rows)] * 4, tokens, tokens, tokens, rows + 1, rows, rows)
-
     def _step(self, tokens: int, rows: int, reach: int) -> Callable[[], None]:
-        lengths = self._lengths(tokens, rows)
+        lengths = _lengths(tokens, rows, self._buffers.block_size)
         packed, num_blocks = self._inputs[: sum(lengths)], self._buffers.block_tables.shape[2]
 
         aux = None if self.aux is None else self.aux.first(tokens)
@@ -142,3 +125,13 @@ class MixedGraphRunner(StepGraphs):
             self._hidden[:tokens].copy_(self._model.hidden(batch, self._kv, aux))
 
         return step
+
+
+def num_appends(tokens: int, rows: int, block_size: int) -> int:
+    """Return the maximum number of appends: the tokens' blocks plus one per row, in both groups."""
+    return 2 * (tokens // block_size + 2 * rows)
+
+
+def _lengths(tokens: int, rows: int, block_size: int) -> tuple[int, ...]:
+    """Return the lengths of the parts of ``Buffers.lay_out``."""
+    return (*[num_appends(tokens, rows, block_size)] * 4, tokens, tokens, tokens, rows + 1, rows, rows)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.engine.types import EARLY_STOPS, RowStart, SamplingSpec
+from chorale.engine.types import EARLY_STOPS, EngineLimits, RowStart, SamplingSpec
 from chorale.kernels.ops import (
     NO_FINITE_LOGITS,
     NOTHING_ALLOWED,
@@ -166,7 +166,7 @@ def test_sampler_with_grammars_equals_plain_torch() -> None:
     for row, spec in enumerate(specs):
         rows.start(RowStart(row, np.array([1, 2], np.int32), 2, spec, row, (95,)))
     device = CPU if DEVICE == "cpu" else open_device(DEVICE, 1)
-    buffers = Buffers(device, num_rows=6, max_len=64, block_size=16, vocab_size=96)
+    buffers = Buffers(device, EngineLimits(10, 16, 6, 64, 64, vocab_size=96))
     buffers.rows = rows
     batch = buffers.sampling_of(np.arange(6, dtype=np.int32), np.full(6, 3))
     octets = np.random.default_rng(0).integers(0, 256, (3, 12)).astype(np.uint8)

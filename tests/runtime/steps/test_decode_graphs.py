@@ -37,7 +37,7 @@ from chorale.runtime.sizing.resolve import resolve
 from chorale.runtime.steps.decode_graphs import (
     DecodeGraphRunner,
 )
-from chorale.runtime.steps.mixed_graphs import MixedGraphRunner
+from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, num_appends
 from chorale.runtime.warmup.captures import capture_first, draft_preparations, preparations
 from chorale.runtime.worker import Worker
 from chorale.serve.engine.build_rank import adapter_store, load_model
@@ -229,7 +229,7 @@ def test_more_blocks_than_a_graph_takes_are_appended_beforehand(
     first = tokens_of(run(core, asked))
     assert not beforehand
     assert tokens_of(run(core, asked)) == first
-    assert [len(plan.append_row) > mixed._num_appends(16, 4) for plan in beforehand] == [True]
+    assert [len(plan.append_row) > num_appends(16, 4, 4) for plan in beforehand] == [True]
 
 
 def test_grammars_bind_rows_that_were_sampled_freely_first(tmp_path: Path) -> None:
