@@ -35,11 +35,9 @@ class LocalExecutor:
 
     def execute(self, plan: StepPlan) -> StepHandle:
         """Start a step. Never raises: the handle's ``result`` raises errors."""
-        if self._worker is None:
-            return LocalStep(plan.step_id, _shut_down)
         began = time.perf_counter()
         try:
-            fetch = self._worker.run(plan)
+            fetch = self.worker.run(plan)
         except Exception as error:  # raised again by the handle's ``result``
             return LocalStep(plan.step_id, _raising(error), self._gpu)
         return LocalStep(plan.step_id, self._timer.timed(fetch, began), self._gpu)
@@ -56,10 +54,9 @@ class LocalExecutor:
 
     def prepare(self, action: Callable[[Worker], None]) -> None:
         """Run an action now. Raises ``EngineError``."""
-        if self._worker is None:
-            raise EngineError("the executor was shut down")
+        worker = self.worker
         try:
-            action(self._worker)
+            action(worker)
         except Exception as error:
             _raise(error, "a step could not be prepared", self._gpu)
 
@@ -149,7 +146,3 @@ def _raising(error: Exception) -> Callable[[], StepResult]:
         raise error
 
     return fetch
-
-
-def _shut_down() -> StepResult:
-    raise EngineError("the executor was shut down")

@@ -224,15 +224,26 @@ class Worker:
         masks: Masks | None,
         drafts: DraftTensors | None = None,
     ) -> tuple[torch.Tensor, list[PendingLogprobs]]:
-        """Sample tokens [N] of a batch, store them, and enqueue their log-probabilities where requested.
+        """Sample tokens [N] of a batch, and enqueue their log-probabilities where requested. Store the tokens
+        on the device, where the next plan refers to them by -1.
 
-        A token that is not kept is returned as REJECTED.
+        A token that is not kept is returned as REJECTED. Rows without a valid token store 0, which is never
+        read.
         """
         if drafts is not None:  # after the last draft token it writes NO_DRAFT, which nothing reads
             for sample, processors in batch.processors.items():
                 processors.foresee(drafts.drafts[sample : sample + 1], int(batch.positions[sample]))
         tokens, wanted = self._sample(logits_of, batch, entries, masks)
-        return self._remember(tokens, batch, drafts), wanted
+        known, rows, kept = tokens.clamp(min=0), batch.row_index, None
+        if drafts is not None:
+            kept = drafts.kept(tokens)
+            rows = torch.where(drafts.last_kept(tokens, kept), rows, self._buffers.spare_row)
+            tokens = drafts.without_rejected(tokens, kept)
+        self._buffers.last_token.index_copy_(0, rows, known)
+        for sample, processors in batch.processors.items():
+            own = slice(sample, sample + 1)
+            processors.record(known[own], int(batch.positions[sample]), None if kept is None else kept[own])
+        return tokens, wanted
 
     def _sample(
         self, logits_of: LogitsOf, batch: SamplingBatch, entries: npt.NDArray[np.int64], masks: Masks | None
@@ -261,24 +272,6 @@ class Worker:
             tensors = self._sampler.logprobs_at(sample, logits, tokens, batch, masks, named)
             wanted.append(PendingLogprobs(int(entries[sample]), tensors))
         return tokens, wanted
-
-    def _remember(
-        self, tokens: torch.Tensor, batch: SamplingBatch, drafts: DraftTensors | None
-    ) -> torch.Tensor:
-        """Store the tokens on the device, where the next plan refers to them by -1. Returns them, with
-        REJECTED for samples that are not kept.
-
-        Rows without a valid token store 0; it is never read.
-        """
-        known, rows, kept = tokens.clamp(min=0), batch.row_index, None
-        if drafts is not None:
-            kept = drafts.kept(tokens)
-            rows = torch.where(drafts.last_kept(tokens, kept), rows, self._buffers.spare_row)
-        self._buffers.last_token.index_copy_(0, rows, known)
-        for sample, processors in batch.processors.items():
-            own = slice(sample, sample + 1)
-            processors.record(known[own], int(batch.positions[sample]), None if kept is None else kept[own])
-        return tokens if kept is None or drafts is None else drafts.without_rejected(tokens, kept)
 
     def _start_download(
         self, tokens: torch.Tensor, wanted: list[PendingLogprobs], drafts: torch.Tensor | None = None

@@ -162,7 +162,7 @@ def sampling_batch(rows: RowSamplingState, chosen: Sequence[int], positions: Seq
         rows=numbers,
         positions=places,
         greedy=rows.greedy[numbers],
-        filtered=rows.filtered(numbers),
+        filtered=rows.filtered[numbers],
         top_ks=rows.top_ks[numbers],
         num_logprobs=rows.num_logprobs[numbers],
         processors=rows.processors_of(numbers),

@@ -89,30 +89,29 @@ def shared_logprobs(
     """
     chosen = _own_logits(own, logits, token_ids.unsqueeze(1))
     total = logits.logsumexp(-1, keepdim=True)
-    if named is not None:
-        wanted = named.expand(len(logits), -1)
-        parts = all_gather(torch.cat((chosen, total, _own_logits(own, logits, wanted)), dim=1))
-        chosen, total = parts[:, :, :1].amax(0), parts[:, :, 1:2].logsumexp(0)
-        total = torch.zeros_like(total) if as_logits else total
-        above = all_gather((logits > chosen).sum(-1).float()).sum(0)
-        return LogprobTensors(
-            token_ids, (chosen - total).squeeze(1), above.long() + 1, wanted, parts[:, :, 2:].amax(0) - total
-        )
-    top, columns = logits.topk(min(num_top, logits.shape[-1]), dim=-1)
-    missing = (0, num_top - top.shape[-1])
-    top, ids = F.pad(top, missing, value=float("-inf")), F.pad(columns + own.start, missing)
-    parts = all_gather(torch.cat((chosen, total, top, ids.float()), dim=1))  # [size, M, 2 + 2 K]
+    if named is None:
+        top, columns = logits.topk(min(num_top, logits.shape[-1]), dim=-1)
+        missing = (0, num_top - top.shape[-1])
+        top, ids = F.pad(top, missing, value=float("-inf")), F.pad(columns + own.start, missing)
+        sent = torch.cat((chosen, total, top, ids.float()), dim=1)
+    else:
+        top_ids = named.expand(len(logits), -1)
+        sent = torch.cat((chosen, total, _own_logits(own, logits, top_ids)), dim=1)
+    parts = all_gather(sent)  # [size, M, 2 + 2 K], or 2 + K if named
     chosen, total = parts[:, :, :1].amax(0), parts[:, :, 1:2].logsumexp(0)
     total = torch.zeros_like(total) if as_logits else total
     above = all_gather((logits > chosen).sum(-1).float()).sum(0)  # exact
-    values = parts[:, :, 2 : 2 + num_top].movedim(0, 1).flatten(1)
-    ids = parts[:, :, 2 + num_top :].movedim(0, 1).flatten(1)
-    top, best = values.topk(num_top, dim=-1)
+    if named is None:
+        values = parts[:, :, 2 : 2 + num_top].movedim(0, 1).flatten(1)
+        top, best = values.topk(num_top, dim=-1)
+        top_ids = parts[:, :, 2 + num_top :].movedim(0, 1).flatten(1).gather(1, best).long()
+    else:
+        top = parts[:, :, 2:].amax(0)
     return LogprobTensors(
         token_ids=token_ids,
         logprobs=(chosen - total).squeeze(1),
         ranks=above.long() + 1,
-        top_ids=ids.gather(1, best).long(),
+        top_ids=top_ids,
         top_logprobs=top - total,
     )
 
@@ -122,25 +121,6 @@ def _own_logits(own: range, logits: torch.Tensor, token_ids: torch.Tensor) -> to
     local = token_ids - own.start
     is_other = (local < 0) | (local >= len(own))
     return logits.gather(1, local.masked_fill(is_other, 0)).masked_fill(is_other, float("-inf"))
-
-
-Gather = Callable[[torch.Tensor, torch.Tensor, int], LogprobTensors]
-
-
-def gather_in_parts(
-    logits: torch.Tensor,
-    token_ids: torch.Tensor,
-    num_top: int,
-    rows_at_once: int,
-    gather: Gather = gather_logprobs,
-) -> LogprobTensors:
-    """Call ``gather`` for a few rows at a time, because [M, V] would be large for a whole prompt."""
-    parts = [
-        gather(some, ids, num_top)
-        for some, ids in zip(logits.split(rows_at_once), token_ids.split(rows_at_once), strict=True)
-    ]
-    columns = zip(*(part.tensors() for part in parts), strict=True)
-    return LogprobTensors(*(torch.cat(column) for column in columns))
 
 
 def to_records(arrays: Sequence[npt.NDArray[np.generic]]) -> list[TokenLogprobs]:

@@ -41,11 +41,11 @@ class RowSamplingState:
         self._early_stops: IntRows = np.full((num_rows, EARLY_STOPS), -1, np.int32)
         self._may_stop_at = np.zeros(num_rows, np.int64)  # first position where a stop id is allowed
         self._seeds = np.zeros(num_rows, np.uint64)
-        self._filtered = np.zeros((num_rows, 3), np.bool_)
+        self.filtered = np.zeros((num_rows, 3), np.bool_)  # uses top_k, top_p, min_p
         self._floats = np.zeros((num_rows, 4), np.float32)  # temperature (0: greedy), top_k, top_p, min_p
         self.named: dict[int, torch.Tensor] = {}  # [1, K] int64: ids of ``logprob_token_ids``
         self._edits: dict[int, LogitsProcessors] = {}
-        self._prompts: dict[int, PromptLogprobsSpec] = {}
+        self.prompts: dict[int, PromptLogprobsSpec] = {}
 
     def start(self, start: RowStart) -> None:
         """Set a row's parameters: on admission, and again after a preemption."""
@@ -57,8 +57,8 @@ class RowSamplingState:
         self._floats[row] = (0.0 if greedy else spec.temperature, top_k, spec.top_p, spec.min_p)
         self.top_ks[row] = top_k if top_k < self._vocab_size and not greedy else 0
         uses = (top_k < self._vocab_size, spec.top_p < 1.0, spec.min_p > 0.0)
-        self._filtered[row] = uses if not greedy else False
-        self.filters[row] = any(self._filtered[row])
+        self.filtered[row] = uses if not greedy else False
+        self.filters[row] = any(self.filtered[row])
         stops = start.eos_token_ids[:EARLY_STOPS]
         self._early_stops[row] = (*stops, *(-1,) * (EARLY_STOPS - len(stops)))
         self._may_stop_at[row] = start.num_prompt_tokens + spec.min_tokens
@@ -68,16 +68,12 @@ class RowSamplingState:
         if spec.logprobs is not None and spec.logprob_token_ids:
             self.named[row] = torch.tensor([spec.logprob_token_ids], dtype=torch.int64).to(self._device)
         self._edits.pop(row, None)
-        self._prompts.pop(row, None)
+        self.prompts.pop(row, None)
         if needs_processors:
             self._edits[start.row] = LogitsProcessors(start, self._vocab_size, self._max_len, self._device)
         if spec.prompt_logprobs is not None:
             prompt = start.token_ids[: start.num_prompt_tokens]
-            self._prompts[start.row] = PromptLogprobsSpec(prompt, spec.prompt_logprobs)
-
-    def prompt_logprobs_spec(self, row: int) -> PromptLogprobsSpec:
-        """Return a row's PromptLogprobsSpec. Raises ``KeyError`` if the row has none."""
-        return self._prompts[row]
+            self.prompts[start.row] = PromptLogprobsSpec(prompt, spec.prompt_logprobs)
 
     def processors_of(self, rows: IntRows) -> dict[int, LogitsProcessors]:
         """Return index in ``rows`` -> processors, for the rows that have processors."""
@@ -107,6 +103,3 @@ class RowSamplingState:
         return np.concatenate(
             (bases, may_stop_at, self._early_stops[rows], self._floats[rows].view(np.int32)), axis=1
         )
-
-    def filtered(self, rows: IntRows) -> npt.NDArray[np.bool_]:
-        return self._filtered[rows]

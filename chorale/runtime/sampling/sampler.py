@@ -36,13 +36,7 @@ from chorale.parallel.rank import Rank
 from chorale.runtime.device import Device
 from chorale.runtime.sampling.batch import SamplingBatch
 from chorale.runtime.sampling.grammar import Masks
-from chorale.runtime.sampling.logprobs import (
-    Gather,
-    LogprobTensors,
-    gather_in_parts,
-    gather_logprobs,
-    shared_logprobs,
-)
+from chorale.runtime.sampling.logprobs import LogprobTensors, gather_logprobs, shared_logprobs
 
 NO_TOKEN, FORBIDDEN = NO_FINITE_LOGITS, NOTHING_ALLOWED
 # Ids of the o200k_harmony vocabulary that are not tokens: special ids without a meaning, and padding.
@@ -101,12 +95,15 @@ class Sampler:
 
         ``named``: as in ``gather_logprobs``. ``is_whole``: every rank has all columns of ``logits``.
         """
-        gather: Gather = partial(gather_logprobs, named=named, as_logits=self._is_logits)
+        gather: Callable[..., LogprobTensors] = gather_logprobs
         if self._rank is not None and not is_whole:
             all_gather = self._gather_few or self._rank.communicator.all_gather
             own = self._rank.share.vocabulary
-            gather = partial(shared_logprobs, own, all_gather, named=named, as_logits=self._is_logits)
-        return gather_in_parts(logits, token_ids, num_top, self._rows, gather)
+            gather = partial(shared_logprobs, own, all_gather)
+        pairs = zip(logits.split(self._rows), token_ids.split(self._rows), strict=True)
+        parts = [gather(some, ids, num_top, named, as_logits=self._is_logits) for some, ids in pairs]
+        columns = zip(*(part.tensors() for part in parts), strict=True)
+        return LogprobTensors(*(torch.cat(column) for column in columns))
 
     def logprobs_at(
         self,
@@ -158,19 +155,14 @@ class Sampler:
         for start in range(0, len(processed), self._rows):
             samples = processed[start : start + self._rows]
             index = self._device.upload(samples.astype(np.int32)).long()
-            own, some = None if masks is None else masks.at(samples), logits[index]
+            own, some = batch.at(samples, index), logits[index]
             if self._rank is not None:
                 some = gather_logits(self._rank, some, len(self.forbidden))
-            tokens.index_copy_(0, index, self._sample_processed(some, batch.at(samples, index), own))
+            scores = self._processed(some, own, None if masks is None else masks.at(samples))
+            filters, needs = _filters(own), _needs(own)
+            chosen = self._plain.choose(scores, some, own.keys, own.temperature, filters, needs)
+            tokens.index_copy_(0, index, chosen)
         return tokens
-
-    def _sample_processed(
-        self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None
-    ) -> torch.Tensor:
-        scores = self._processed(logits, batch, masks)
-        return self._plain.choose(
-            scores, logits, batch.keys, batch.temperature, _filters(batch), _needs(batch)
-        )
 
     def _processed(self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None) -> torch.Tensor:
         """Return a copy of a few rows after masks and logits processors. The next call overwrites it."""

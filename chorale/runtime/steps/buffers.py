@@ -108,9 +108,17 @@ class Buffers:
         positions, token_rows = positions.long(), token_rows.long()
         token_ids = torch.where(tokens < 0, self.last_token[token_rows], tokens.long())
         if self.draft_state is not None:
-            token_ids, positions, context_lens = _with_device_drafts(
-                self.draft_state, tokens, token_ids, positions, token_rows, query_start, context_lens, rows
-            )
+            # A row whose draft is on the device begins at the position of its last token there; its plan has
+            # only an upper bound.
+            state, is_draft = self.draft_state, tokens <= DRAFT
+            drafts = state.drafts[(DRAFT - tokens).clamp(0, len(state.drafts) - 1).long(), token_rows]
+            token_ids = torch.where(is_draft, drafts, token_ids)
+            is_first = (tokens == LAST) & torch.nn.functional.pad(is_draft[1:], (0, 1))
+            on_device = is_draft | is_first
+            positions = torch.where(on_device, state.last_position[token_rows] + LAST - tokens, positions)
+            ends = (query_start[1:] - 1).long()
+            ends_on_device = on_device[ends] & (token_rows[ends] == rows)
+            context_lens = torch.where(ends_on_device, positions[ends].int() + 1, context_lens)
         index, offset = positions // self.block_size, positions % self.block_size
         slots = self.block_tables[:, token_rows, index].long() * self.block_size + offset  # [2, T]
         tables = self.block_tables[:, :, :num_blocks].index_select(1, rows)  # [2, R, blocks]
@@ -153,7 +161,7 @@ class Buffers:
             rows=sampled,
             positions=positions,
             greedy=self.rows.greedy[sampled],
-            filtered=self.rows.filtered(sampled),
+            filtered=self.rows.filtered[sampled],
             top_ks=self.rows.top_ks[sampled],
             num_logprobs=self.rows.num_logprobs[sampled],
             processors=self.rows.processors_of(sampled),
@@ -175,7 +183,7 @@ class Buffers:
         for entry, row in enumerate(plan.rows.tolist()):
             if row not in plan.prompt_logprob_rows:
                 continue
-            spec = self.rows.prompt_logprobs_spec(row)
+            spec = self.rows.prompts[row]
             start = int(plan.num_computed[entry])
             targets = spec.token_ids[start + 1 : start + 1 + int(plan.num_new[entry])]
             if len(targets):
@@ -183,30 +191,6 @@ class Buffers:
                 first = int(query_start[entry])
                 requests.append(PromptLogprobs(entry, first, device_targets, spec.num_top))
         return requests
-
-
-def _with_device_drafts(
-    state: DraftRowState,
-    tokens: torch.Tensor,
-    token_ids: torch.Tensor,
-    positions: torch.Tensor,
-    token_rows: torch.Tensor,
-    query_start: torch.Tensor,
-    context_lens: torch.Tensor,
-    rows: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return token ids, positions and context lengths, corrected for rows whose draft is on the device. Such
-    a row begins at the position of its last token on the device; its plan has only an upper bound.
-    """
-    is_draft = tokens <= DRAFT
-    drafts = state.drafts[(DRAFT - tokens).clamp(0, len(state.drafts) - 1).long(), token_rows]
-    token_ids = torch.where(is_draft, drafts, token_ids)
-    is_first = (tokens == LAST) & torch.nn.functional.pad(is_draft[1:], (0, 1))
-    on_device = is_draft | is_first
-    positions = torch.where(on_device, state.last_position[token_rows] + LAST - tokens, positions)
-    ends = (query_start[1:] - 1).long()
-    ends_on_device = on_device[ends] & (token_rows[ends] == rows)
-    return token_ids, positions, torch.where(ends_on_device, positions[ends].int() + 1, context_lens)
 
 
 def query_starts(plan: StepPlan) -> Int32:
