@@ -1,4 +1,4 @@
-"""Tells EAGLE3, P-EAGLE and DFlash heads apart, and refuses other drafters with their name and the reason."""
+"""Tells EAGLE3, P-EAGLE and DFlash heads apart, and refuses other drafters."""
 
 from __future__ import annotations
 
@@ -9,22 +9,8 @@ from chorale.errors import ModelConfigError
 from chorale.model.config_fields import Fields
 from chorale.model.draft.config import Kind
 
-# (word in the configuration's names, kind of drafter, reason for the refusal)
-_OTHERS = (
-    ("dflash2", "a DFlash2 drafter", "its convolution and selector are not supported"),
-    ("dspark", "a DSpark drafter", "it drafts a block of tokens by diffusion"),
-    ("domino", "a Domino drafter", "it drafts a block of tokens at once"),
-    ("medusa", "a Medusa head", "its heads draft several tokens independently"),
-    ("hydra", "a Hydra head", "its heads draft several tokens in one pass"),
-    ("mlpspeculator", "an MLP speculator", "it has no attention over the target's states"),
-    ("redrafter", "a ReDrafter head", "it is a recurrent network"),
-    ("nextn", "an MTP layer", "it is a layer of the model that it was trained with, and gpt-oss has none"),
-    ("mtp", "an MTP layer", "it is a layer of the model that it was trained with, and gpt-oss has none"),
-)
-_KEYS = {
-    "medusa_num_heads": "medusa",
-    "num_nextn_predict_layers": "mtp",
-}
+# In names of drafters of other kinds, of which some have the name of a supported kind or its settings, too.
+_OTHERS = ("dflash2", "domino", "dspark", "hydra", "medusa", "mlpspeculator", "mtp", "nextn", "redrafter")
 _MASKS = ("ptd_token_id", "pard_token")
 ONLY = "only EAGLE3, P-EAGLE and DFlash heads are supported"
 
@@ -35,12 +21,8 @@ def kind_of(fields: Fields, names: Collection[str]) -> Kind:
     names_itself = _names_of(fields)
     known = " ".join(names_itself)
     plain = [re.sub(r"[^a-z0-9]", "", name.lower()) for name in names_itself]
-    kinds = [kind for kind, *_ in _OTHERS if any(kind in name for name in plain)]
-    kinds += [kind for key, kind in _KEYS.items() if raw.get(key)]
-    kinds += ["medusa"] if any("medusa" in name for name in names) else []
-    for kind, what, why in _OTHERS:
-        if kind in kinds:
-            raise _error(fields, f"this is {what}: {why}; {ONLY}")
+    if any(other in name for name in plain for other in _OTHERS):
+        raise _error(fields, f"{known!r} is a drafter of another kind; {ONLY}")
     if "dflash_config" in raw or any("dflash" in name for name in plain):
         return "dflash"
     has_mask = "mask_hidden" in names or any(raw.get(key) is not None for key in _MASKS)
