@@ -36,13 +36,8 @@ _NAMES = {
     "alora_invocation_tokens": "aLoRA", "kasa_config": "KaSA", "velora_config": "VeLoRA",
     "monteclora_config": "MonteCLoRA",
 }  # fmt: skip
-_CHANGES_BASE = (
-    "pissa",
-    "olora",
-    "corda",
-    "loftq",
-    "lora_ga",
-)  # initialisations that change the base's weights
+# Initialisations that change the base's weights.
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _PLAIN = re.compile(r"\^?[\w.]{1,200}\$?")  # a pattern that is a name, not a regular expression
 _PUBLISHED = re.compile(r"gpt-?oss(?:-safeguard)?-(20b|120b|puzzle-88b)", re.IGNORECASE)
 _SIZES = {24: "20b", 36: "120b"}  # by the number of layers
