@@ -67,19 +67,6 @@ def test_a_sequence_of_nan_does_not_leak(make_model: MakeModel) -> None:
         assert largest_difference(logits, expected) < ROUNDING
 
 
-def test_only_requested_rows_get_logits(make_model: MakeModel) -> None:
-    model = make_model(make_config(**SMALL))
-    runner = PagedRunner(model)
-    sequence = Sequence(prompt(10))
-    whole = PagedRunner(model).run(sequence.tokens)
-    runner._make_room(sequence, 10)
-    batch = runner._batch([(sequence, 10)])
-    picked = type(batch)(batch.token_ids, torch.tensor([9, 4]), batch.attention)
-    logits = model.forward(picked, runner.kv)
-    assert logits.shape == (2, model.config.vocab_size)
-    assert largest_difference(logits, whole[[9, 4]]) < ROUNDING
-
-
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
 def test_bfloat16(make_model: MakeModel, tmp_path: Path, kv_dtype: torch.dtype) -> None:
     """bfloat16 weights and products stay near float32: 8 bits of mantissa, 4 layers, logits of order 1."""

@@ -123,16 +123,6 @@ def test_masks_overwrite_the_previous_content_of_their_memory() -> None:
     cache.close()
 
 
-def test_neighbouring_rows_are_masked_at_once() -> None:
-    octets = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 8), dtype=np.uint8))
-    masks = Masks(np.array([1, 2, 4]), octets)
-    scores = torch.zeros(6, 64)
-    apply(masks, scores, 0)
-    expected = np.unpackbits(octets.numpy(), axis=1, bitorder="little").astype(bool)
-    assert torch.equal(torch.isfinite(scores[[1, 2, 4]]), torch.from_numpy(expected))
-    assert not scores[[0, 3, 5]].any()
-
-
 def test_the_cache_forgets_the_oldest() -> None:
     cache = GrammarCache(MASK_WORDS * 32, cache_bytes=300_000)
     for number in range(12):
