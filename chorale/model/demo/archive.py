@@ -67,28 +67,20 @@ def tables(parts: Parts, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]
     """Return embedding and unembedding, [V, H] bfloat16, from features rounded as in training."""
     weights = torch.cat([tensors[f"demo.{side}_w"].float() for side in _SIDES], dim=1)  # [F, 2 H]
     of_core = torch.empty(len(parts.of_core), weights.shape[1])
-    # Older archives have fewer columns.
-    core_columns = parts.columns_of_core[parts.columns_of_core < len(weights)]
-    core_weights = weights[torch.from_numpy(core_columns)]
+    core_weights = weights[torch.from_numpy(parts.columns_of_core)]
     for start in range(0, len(of_core), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
-        torch.mm(_rounded(parts.of_core[rows, : len(core_columns)]), core_weights, out=of_core[rows])
-    own_columns = parts.columns_own[parts.columns_own < len(weights)]
-    of_own = weights[torch.from_numpy(own_columns)]
-    of_pieces = [
-        _rounded(parts.of_piece) @ weights[torch.from_numpy(columns)]
-        for columns in parts.columns_of_piece
-        if columns[-1] < len(weights)
-    ]
+        torch.mm(_rounded(parts.of_core[rows]), core_weights, out=of_core[rows])
+    of_own = weights[torch.from_numpy(parts.columns_own)]
+    pieces = _rounded(parts.of_piece)
+    of_pieces = [pieces @ weights[torch.from_numpy(columns)] for columns in parts.columns_of_piece]
     piece_ids = torch.from_numpy(parts.piece_ids)
     core_ids, hidden = torch.from_numpy(parts.core_ids), weights.shape[1] // 2
     made = [torch.empty(len(core_ids), hidden, dtype=torch.bfloat16) for _ in _SIDES]
     for start in range(0, len(core_ids), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
-        sums = torch.addmm(
-            of_core.index_select(0, core_ids[rows]), _rounded(parts.own[rows, : len(own_columns)]), of_own
-        )
-        for ids, of_piece in zip(piece_ids, of_pieces, strict=False):
+        sums = torch.addmm(of_core.index_select(0, core_ids[rows]), _rounded(parts.own[rows]), of_own)
+        for ids, of_piece in zip(piece_ids, of_pieces, strict=True):
             sums += of_piece.index_select(0, ids[rows])
         for out, part in zip(made, sums.split(hidden, dim=1), strict=True):
             out[rows] = part
