@@ -14,7 +14,8 @@ from chorale.engine.types import EngineStats
 
 # Best first. The combined state is the best one: the server serves as long as one engine does.
 ORDER = ("ready", "draining", "loading", "dead", "failed")
-_MAXIMA = ("last_step_tokens", "last_step_seconds", "sleep_state")  # combined by max, not by sum
+_MAXIMA = ("last_step_tokens", "sleep_state")  # combined by max, not by sum
+_NAMES = ("running_adapters", "waiting_adapters")
 
 
 def merge_status(statuses: Sequence[EngineStatus]) -> EngineStatus:
@@ -45,14 +46,16 @@ def merge_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def add_stats(stats: Sequence[EngineStats]) -> EngineStats:
-    """Returns the sums of counters and gauges, and the maximum of the values of the last step."""
+    """Returns the sums of counters and gauges, the maximum of the values of the last step, and all names."""
     total = EngineStats()
     for name in EngineStats.__struct_fields__:
-        if isinstance(getattr(total, name), tuple):
-            setattr(total, name, add_columns([getattr(each, name) for each in stats]))
-            continue
         values = [getattr(each, name) for each in stats]
-        setattr(total, name, max(values) if name in _MAXIMA else sum(values))
+        if name in _NAMES:
+            setattr(total, name, tuple(sorted({each for names in values for each in names})))
+        elif isinstance(getattr(total, name), tuple):
+            setattr(total, name, add_columns(values))
+        else:
+            setattr(total, name, max(values) if name in _MAXIMA else sum(values))
     return total
 
 

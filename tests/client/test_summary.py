@@ -12,3 +12,9 @@ def test_accepted_tokens_are_added_by_position() -> None:
     both = add_stats([first, second, EngineStats()])
     assert (both.num_drafts, both.num_accepted_tokens) == (7, 12)
     assert both.accepted_per_position == (7, 4, 1)
+
+
+def test_the_adapters_of_all_engines_are_named_once() -> None:
+    first = EngineStats(running_adapters=("a", "b"), waiting_adapters=("c",))
+    both = add_stats([first, EngineStats(running_adapters=("a",))])
+    assert (both.running_adapters, both.waiting_adapters) == (("a", "b"), ("c",))
