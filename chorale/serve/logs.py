@@ -90,10 +90,12 @@ class LineHandler(logging.Handler):
         self.options = options
         self._lock_file: int | None = None
         if options.lock:
-            with contextlib.suppress(
-                OSError
-            ):  # without the lock, only lines longer than 4 kB can be mixed up
-                self._lock_file = os.open(options.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self.use_lock(options.lock)
+
+    def use_lock(self, path: str) -> None:
+        self.options = msgspec.structs.replace(self.options, lock=path)
+        with contextlib.suppress(OSError):  # without the lock, only lines longer than 4 kB can be mixed up
+            self._lock_file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -163,14 +165,9 @@ def configure_logging(options: LogOptions, process: str = "") -> None:
 
 def share_lock(path: str) -> None:
     """Sets the lock file of this process, which its child processes use as well."""
-    root = logging.getLogger()
-    for handler in [each for each in root.handlers if isinstance(each, LineHandler)]:
-        shared = LineHandler(msgspec.structs.replace(handler.options, lock=path))
-        shared.setFormatter(handler.formatter)
-        for each in handler.filters:
-            shared.addFilter(each)
-        root.removeHandler(handler)
-        root.addHandler(shared)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LineHandler):
+            handler.use_lock(path)
 
 
 def inherited_options() -> LogOptions:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,14 +48,26 @@ DRAIN_SLACK = 10.0  # extra seconds for load balancers and the terminal events o
 ENGINE_STOP_SLACK = 2.0  # extra seconds after the kill grace of the engine
 
 
+class Observer:
+    """Hears of the progress of a run, on the event loop: its methods must not block."""
+
+    def on_listening(self, sockets: list[socket.socket]) -> None:
+        """Called once, unless the server runs a job."""
+
+    def on_status(self, status: EngineStatus, info: EngineInfo | None) -> None:
+        """Called with the progress of loading, with "ready" and the ``EngineInfo``, after crashes, and with
+        "failed" and the message for the operator."""
+
+    def on_stopping(self) -> None:
+        """Called when the drain begins."""
+
+
 def run(
     engine_config: EngineConfig,
     server_config: ServerConfig,
+    observer: Observer,
     *,
     api_key_hashes: Sequence[bytes] = (),
-    on_status: OnStatus | None = None,
-    on_listening: Callable[[list[socket.socket]], None] | None = None,
-    on_stopping: Callable[[], None] | None = None,
     limits: WatchLimits | None = None,
     engine_command: Sequence[str] = ENGINE_COMMAND,
     job: Job | None = None,
@@ -64,9 +76,7 @@ def run(
 
     With ``job``, nothing listens: the job calls the app in this process, and the engines end with it.
 
-    ``api_key_hashes``: ``hash_key`` of each key; child processes never get the keys. ``on_status`` is called
-    with the progress of loading, with "ready" and the ``EngineInfo``, after crashes, and with "failed" and
-    the message for the operator. Callbacks run on the event loop and must not block. Raises ``ConfigError``
+    ``api_key_hashes``: ``hash_key`` of each key; child processes never get the keys. Raises ``ConfigError``
     if the address is in use or invalid.
     """
     settle_signals()
@@ -75,17 +85,8 @@ def run(
         with make_directory() as directory:
             share_lock(str(directory / LOG_LOCK))
             engines, api = _starts(directory, engine_config, server_config, sockets, api_key_hashes)
-            supervisor = Supervisor(
-                engines,
-                api,
-                sockets,
-                on_status=on_status,
-                on_listening=on_listening,
-                on_stopping=on_stopping,
-                limits=limits or WatchLimits(),
-                engine_command=engine_command,
-                job=job,
-            )
+            watch = limits or WatchLimits()
+            supervisor = Supervisor(engines, api, sockets, observer, watch, engine_command, job)
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 return runner.run(supervisor.run())
     finally:
@@ -134,16 +135,13 @@ class Supervisor:
         engines: Sequence[EngineStart],
         api: ApiStart,
         sockets: list[socket.socket],
-        *,
-        on_status: OnStatus | None,
-        on_listening: Callable[[list[socket.socket]], None] | None,
-        on_stopping: Callable[[], None] | None,
+        observer: Observer,
         limits: WatchLimits,
         engine_command: Sequence[str],
         job: Job | None,
     ) -> None:
         self._api, self._sockets = api, sockets
-        self._on_listening, self._on_stopping, self._limits = on_listening, on_stopping, limits
+        self._observer, self._limits = observer, limits
         self._stop = Stop()
         self._frontend = (
             make_frontend(api, sockets, limits, self._stop)
@@ -151,7 +149,7 @@ class Supervisor:
             else JobFrontend(api, self._stop, job)
         )
         self._engines = tuple(engines)
-        statuses = ReplicaStatuses(len(engines), on_status)
+        statuses = ReplicaStatuses(len(engines), observer.on_status)
         self._monitors = tuple(
             EngineMonitor(start, command=engine_command, limits=limits, on_status=statuses.callback(index))
             for index, start in enumerate(engines)
@@ -163,8 +161,8 @@ class Supervisor:
         engine = asyncio.ensure_future(run_engines(self._monitors, self._engines))
         frontend = asyncio.ensure_future(self._frontend.run())
         stopped = asyncio.ensure_future(self._stop.asked.wait())
-        if self._on_listening is not None:
-            self._on_listening(self._sockets)
+        if self._sockets:
+            self._observer.on_listening(self._sockets)
         try:
             await asyncio.wait([engine, frontend, stopped], return_when=asyncio.FIRST_COMPLETED)
             code = await self._verdict(engine, frontend)
@@ -202,8 +200,7 @@ class Supervisor:
 
     async def _drain(self, frontend: asyncio.Task[None]) -> None:
         """Lets running requests finish within ``shutdown_timeout`` seconds; a second signal cancels them."""
-        if self._on_stopping is not None:
-            self._on_stopping()
+        self._observer.on_stopping()
         self._frontend.drain()
         hurry = asyncio.ensure_future(self._stop.hurry.wait())
         timeout = self._api.server.shutdown_timeout + DRAIN_SLACK
@@ -221,13 +218,13 @@ class ReplicaStatuses:
     ready or has failed, "dead" with the index of an engine that dies, and "failed" once all have failed.
     """
 
-    def __init__(self, num_replicas: int, on_status: OnStatus | None) -> None:
+    def __init__(self, num_replicas: int, on_status: OnStatus) -> None:
         self._on_status = on_status
         self._statuses = [EngineStatus("loading")] * num_replicas
         self._infos: list[EngineInfo | None] = [None] * num_replicas
         self._was_ready = False
 
-    def callback(self, index: int) -> OnStatus | None:
+    def callback(self, index: int) -> OnStatus:
         """Returns the callback of a monitor. With one engine it is that of the command line."""
         if len(self._statuses) == 1:
             return self._on_status
@@ -236,22 +233,19 @@ class ReplicaStatuses:
     def _changed(self, index: int, status: EngineStatus, info: EngineInfo | None) -> None:
         before, self._statuses[index] = self._statuses[index], status
         self._infos[index] = info if info is not None else self._infos[index]
-        if self._on_status is None:
-            return
         if status.state == "loading":
             self._loading(index, status)
         elif status.state in ("dead", "failed"):
             self._lost(index, status)
         elif status.state == "ready" and before.state != "ready":
-            self._ready(self._on_status)
+            self._ready()
 
     def _loading(self, index: int, status: EngineStatus) -> None:
         first = next(i for i, each in enumerate(self._statuses) if each.state == "loading")
-        if index == first and not self._was_ready and self._on_status is not None:
+        if index == first and not self._was_ready:
             self._on_status(status, None)
 
     def _lost(self, index: int, status: EngineStatus) -> None:
-        assert self._on_status is not None
         if all(each.state == "failed" for each in self._statuses):
             self._on_status(status, None)
             return
@@ -259,11 +253,11 @@ class ReplicaStatuses:
         named = replace(status, state="dead", message=f"engine {index}: {status.message}{more}")
         self._on_status(named, None)
         if status.state == "failed" and not self._was_ready:
-            self._ready(self._on_status)
+            self._ready()
 
-    def _ready(self, on_status: Callable[[EngineStatus, EngineInfo | None], None]) -> None:
+    def _ready(self) -> None:
         serving = [i for i, each in enumerate(self._statuses) if each.state != "failed"]
         infos = [info for i in serving if (info := self._infos[i]) is not None]
         if infos and all(self._statuses[i].state == "ready" for i in serving):
             self._was_ready = True
-            on_status(EngineStatus("ready"), merge_info(infos))
+            self._on_status(EngineStatus("ready"), merge_info(infos))

@@ -280,4 +280,4 @@ def test_a_port_in_use_is_an_error_before_loading() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ConfigError, match="in use"):
-            supervisor.run(EngineConfig(), ServerConfig(port=taken.getsockname()[1]))
+            supervisor.run(EngineConfig(), ServerConfig(port=taken.getsockname()[1]), supervisor.Observer())

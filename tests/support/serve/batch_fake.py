@@ -18,10 +18,10 @@ GIVEN = json.loads(sys.argv[1])
 RUN = supervisor.run
 
 
-def run(_: Any, server: Any, **given: Any) -> int:
+def run(_: Any, server: Any, observer: Any, **given: Any) -> int:
     engine = msgspec.convert(GIVEN.get("behaviour", {}), Behaviour).encode()
     limits = msgspec.convert(GIVEN.get("limits", {}), WatchLimits)
-    return RUN(engine, server, **given, limits=limits, engine_command=FAKE_ENGINE)
+    return RUN(engine, server, observer, **given, limits=limits, engine_command=FAKE_ENGINE)
 
 
 if __name__ == "__main__":

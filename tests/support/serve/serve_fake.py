@@ -26,12 +26,15 @@ def tell(**event: object) -> None:
     print(json.dumps(event), flush=True)
 
 
-def on_status(status: EngineStatus, info: EngineInfo | None) -> None:
-    tell(state=status.state, message=status.message)
+class Teller(supervisor.Observer):
+    def on_status(self, status: EngineStatus, info: EngineInfo | None) -> None:
+        tell(state=status.state, message=status.message)
 
+    def on_listening(self, sockets: list[socket.socket]) -> None:
+        tell(port=sockets[0].getsockname()[1])
 
-def on_listening(sockets: list[socket.socket]) -> None:
-    tell(port=sockets[0].getsockname()[1])
+    def on_stopping(self) -> None:
+        tell(stopping=True)
 
 
 def main() -> int:
@@ -45,10 +48,8 @@ def main() -> int:
     return supervisor.run(
         replace(msgspec.convert(given.get("behaviour", {}), Behaviour).encode(), **given.get("engine", {})),
         server,
+        Teller(),
         api_key_hashes=[hash_key(key) for key in given.get("keys", [])],
-        on_status=on_status,
-        on_listening=on_listening,
-        on_stopping=lambda: tell(stopping=True),
         limits=msgspec.convert(given.get("limits", {}), WatchLimits),
         engine_command=FAKE_ENGINE,
     )

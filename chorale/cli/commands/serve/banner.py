@@ -22,6 +22,7 @@ from chorale.cli.error import print_error
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.config.options.settings import OPEN_ADDRESSES, Settings
 from chorale.runtime.sizing.memory import gib
+from chorale.serve.supervisor import Observer
 from chorale.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -56,8 +57,8 @@ class Phase:
     shown: float = 0.0  # when a line about it was printed, if there is no terminal
 
 
-class Screen:
-    """The terminal output of one server run, as callbacks of the supervisor."""
+class Screen(Observer):
+    """The terminal output of one server run."""
 
     def __init__(self, settings: Settings, output: TextIO, tools: tuple[str, ...] = ()) -> None:
         self._settings = settings
@@ -86,7 +87,7 @@ class Screen:
         elif line:
             logger.info("%s", line)
 
-    # ------------------------------------------------------------------ callbacks
+    # ------------------------------------------------------------------ Observer
 
     def on_listening(self, sockets: list[socket]) -> None:
         if self._port == 0 and self._settings.server.uds is None:

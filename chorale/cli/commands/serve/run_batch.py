@@ -237,7 +237,7 @@ def _at_engine(
     sockets = bind_sockets(server) if given.enable_metrics else []
     screen = EngineScreen(settings, sys.stderr)
     job = EngineJob(journal, progress, given.max_concurrency, server, sockets)
-    code = supervisor.run(engine, server, on_status=screen.on_status, on_stopping=screen.on_stopping, job=job)
+    code = supervisor.run(engine, server, screen, job=job)
     if job.failure is not None:
         raise job.failure
     return code

@@ -59,14 +59,8 @@ def _serve(settings: Settings) -> int:
     screen = Screen(settings, sys.stdout, find_tools(settings))
     for notice in [*settings.notices, *warnings(settings)]:
         screen.notice(notice)
-    return supervisor.run(
-        settings.engine,
-        settings.server,
-        api_key_hashes=[hash_key(key) for key in settings.api_keys],
-        on_status=screen.on_status,
-        on_listening=screen.on_listening,
-        on_stopping=screen.on_stopping,
-    )
+    key_hashes = [hash_key(key) for key in settings.api_keys]
+    return supervisor.run(settings.engine, settings.server, screen, api_key_hashes=key_hashes)
 
 
 def on_ray(settings: Settings) -> int:
