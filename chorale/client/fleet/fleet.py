@@ -2,9 +2,9 @@
 
 The owner starts the engines, announces them (``set_members``), and passes an ``Assigner`` that chooses the
 engine of each request. The fleet follows each engine's prefix index and backlog (``follower``) and ranks the
-engines for a request (``rank``). Requests and tokens are sent directly between this process and the engines.
-A request whose engine is lost continues on another one (``continuation``): its consumer sees a pause but no
-error. One ``Admission`` counts the choices of all engines.
+engines for a request (``Members.rank``). Requests and tokens are sent directly between this process and the
+engines. A request whose engine is lost continues on another one (``continuation``): its consumer sees a pause
+but no error. One ``Admission`` counts the choices of all engines.
 """
 
 from __future__ import annotations
@@ -80,8 +80,6 @@ class FleetClient:
         self.members = Members(self._limits, self._admission, self._status_changed, first_slot)
         self.assigner = make_assigner(self)
         self._requests: dict[str, FleetRequest] = {}
-        self._waiting: dict[Part, asyncio.Task[None]] = {}  # parts without an engine, and their ``_send``
-        self._running: dict[Part, tuple[Member, Ticket]] = {}
         self._was_up = float("-inf")  # time at which an engine was last ready
         self._closed = False
 
@@ -189,35 +187,26 @@ class FleetClient:
             self.members.set(addresses)
             self._status_changed()
 
-    def rank(self, ticket: Ticket, names: Iterable[str]) -> list[str]:
-        """Returns the ``names`` of engines whose index is followed, the cheapest for the request first."""
-        return self.members.rank(ticket, names)
-
     # ------------------------------------------------------------------ assigning a part to an engine
 
     def _begin(self, part: Part) -> None:
         part.parent.parts.append(part)
-        task = asyncio.get_running_loop().create_task(self._send(part))
-        self._waiting[part] = task
+        part.sending = asyncio.get_running_loop().create_task(self._send(part))
 
     async def _send(self, part: Part) -> None:
         try:
             async with asyncio.timeout(self._patience):
                 member, ticket = await self._assigned(part.request)
         except TimeoutError:
-            del self._waiting[part]
             message = f"no engine took the request within {self._patience:.0f} s"
             self._give_up(part, EngineDeadError(message, retry_after=MIN_RETRY_AFTER))
         except ChoraleError as error:
-            del self._waiting[part]
             self._give_up(part, error)
         except Exception as error:
             logger.exception("a request could not be assigned")
-            del self._waiting[part]
             self._give_up(part, EngineError(f"the request could not be assigned ({type(error).__name__})"))
         else:
-            del self._waiting[part]
-            self._running[part] = member, ticket
+            part.place = member, ticket
             hit = ticket.hits.get(member.name, 0)
             request = msgspec.structs.replace(part.request, num_expected_cached=hit)
             member.remote.take(request, part, member.follower)
@@ -243,13 +232,13 @@ class FleetClient:
     # ------------------------------------------------------------------ PartOwner
 
     def part_ended(self, part: Part) -> None:
-        self._release(part)
+        self._stop(part)
         if not part.parent.open:
             self._forget(part.parent)
 
     def part_failed(self, part: Part, error: ChoraleError) -> None:
         asked = part.parent
-        self._release(part)
+        self._stop(part)
         if not isinstance(error, EngineDeadError) or asked.num_moves >= self._most_moves or self._closed:
             self._fail(asked, error)
             return
@@ -271,12 +260,18 @@ class FleetClient:
         self._leave(asked)
         asked.stream.fail(error)
 
-    def _release(self, part: Part) -> None:
-        running = self._running.pop(part, None)
-        if running is not None:
-            part.parent.parts.remove(part)
-            running[0].remote.leave(part.request_id, None)  # no effect if the part has ended there
-            self.assigner.ended(running[1])
+    def _stop(self, part: Part) -> None:
+        """Take a part from its engine, or stop looking for one. Idempotent."""
+        if part not in part.parent.parts:
+            return
+        part.parent.parts.remove(part)
+        if part.place is not None:
+            member, ticket = part.place
+            member.remote.leave(part.request_id, None)  # no effect if the part has ended there
+            self.assigner.ended(ticket)
+        elif part.sending is not None:
+            part.sending.cancel()
+            self._admission.forget(len(part.indices), part.request.owner)
 
     # ------------------------------------------------------------------ the consumer leaves
 
@@ -297,30 +292,16 @@ class FleetClient:
         own = part.leave(index)
         if own is None:
             return
-        running = self._running.get(part)
-        if running is not None:
-            running[0].remote.leave(part.request_id, own)
-            if not part.open:
-                self._release(part)
-            return
+        if part.place is not None:
+            part.place[0].remote.leave(part.request_id, own)
         if not part.open:
-            self._stop_waiting(part)
+            self._stop(part)
 
     def _leave(self, asked: FleetRequest) -> None:
         """Stop every part of a request."""
         for part in list(asked.parts):
-            if part in self._running:
-                self._release(part)
-            else:
-                self._stop_waiting(part)
+            self._stop(part)
         self._forget(asked)
-
-    def _stop_waiting(self, part: Part) -> None:
-        part.parent.parts.remove(part)
-        task = self._waiting.pop(part, None)
-        if task is not None:
-            task.cancel()
-            self._admission.forget(len(part.indices), part.request.owner)
 
     def _forget(self, asked: FleetRequest) -> None:
         self._requests.pop(asked.request.request_id, None)

@@ -6,12 +6,14 @@ engine takes. The consumer reads one stream all the time.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from chorale.client.continuation import Continuation, continued, without_repeated
+from chorale.client.fleet.members import Member, Ticket
 from chorale.client.stream import RequestStream
 from chorale.engine.types import GenerateRequest, TokenChunk
 from chorale.errors import ChoraleError, EngineError
@@ -74,7 +76,7 @@ class FleetRequest:
 class Part:
     """The choices ``indices`` of a request, sent to one engine. ``RemoteClient`` uses it as ``ChunkSink``."""
 
-    __slots__ = ("_again", "_plain", "indices", "open", "owner", "parent", "request")
+    __slots__ = ("_again", "_plain", "indices", "open", "owner", "parent", "place", "request", "sending")
 
     def __init__(
         self, parent: FleetRequest, owner: PartOwner, asked: Continuation, indices: tuple[int, ...]
@@ -82,6 +84,8 @@ class Part:
         self.parent, self.owner, self.request = parent, owner, asked.request
         self.indices = indices  # index within the part -> index within the request
         self.open = set(indices)
+        self.sending: asyncio.Task[None] | None = None  # finds an engine and sends the request there
+        self.place: tuple[Member, Ticket] | None = None  # the engine that has it; None: it waits for one
         self._again: Sequence[int] = asked.again
         self._plain = not parent.num_moves
 

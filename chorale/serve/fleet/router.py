@@ -63,7 +63,7 @@ class PrefixRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type: ignor
         if self._assigner is None or pending_request is None or self._policy != "prefix":
             return []
         ticket = self._assigner.ticket(pending_request.args[0]) if pending_request.args else None
-        return self._assigner.fleet.rank(ticket, by_name) if ticket is not None else []
+        return self._assigner.fleet.members.rank(ticket, by_name) if ticket is not None else []
 
     # ------------------------------------------------------------------ updates for the fleet
 

@@ -27,7 +27,7 @@ class LocalAssigner:
         self.holds = False  # True: nothing is assigned
 
     async def assign(self, ticket: Ticket) -> str:
-        while self.holds or not (ranked := self.fleet.rank(ticket, self.names)):
+        while self.holds or not (ranked := self.fleet.members.rank(ticket, self.names)):
             await asyncio.sleep(0.005)
         assert ticket.name not in self.running
         self.running[ticket.name] = ranked[0]
