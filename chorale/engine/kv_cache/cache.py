@@ -93,22 +93,17 @@ class HybridCache:
 
     # ------------------------------------------------------------------ prefix hits
 
-    def lookup(self, block_hashes: Sequence[bytes]) -> int:
+    def lookup(self, block_hashes: Sequence[bytes], *, with_host: bool = False) -> int:
         """Return the length, in blocks, of the longest prefix of ``block_hashes`` that both groups can serve.
 
-        FULL must have every block of it, WINDOW the blocks that the query after it can see.
+        FULL must have every block of it, WINDOW the blocks that the query after it can see. ``with_host``: as
+        if the device also had the pages in host memory.
         """
-        full, end = self.pool.published(FULL), 0
-        while end < len(block_hashes) and block_hashes[end] in full:
-            end += 1
-        return usable_prefix(block_hashes, end, self.pool.published(WINDOW), self.window, self.block_size)
-
-    def lookup_with_host(self, block_hashes: Sequence[bytes]) -> int:
-        """Like ``lookup``, but as if the device also had the pages in host memory."""
-        if self.tier is None:
-            return self.lookup(block_hashes)
         full, window = (
-            EitherOf(self.pool.published(group), self.tier.slots.published(group)) for group in CacheGroup
+            EitherOf(self.pool.published(group), self.tier.slots.published(group))
+            if with_host and self.tier is not None
+            else self.pool.published(group)
+            for group in CacheGroup
         )
         end = 0
         while end < len(block_hashes) and block_hashes[end] in full:

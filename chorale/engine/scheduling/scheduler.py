@@ -442,7 +442,7 @@ class Scheduler:
         engine, limits = self._engine, self._limits
         if engine.loads is None or head.has_loaded or not self._may_hit(head):
             return False
-        wanted = self._cache.lookup_with_host(head.block_hashes[: self._most_hit(head)])
+        wanted = self._cache.lookup(head.block_hashes[: self._most_hit(head)], with_host=True)
         if (wanted - hit) * limits.block_size < max(1, limits.min_host_hit):
             return False
         if self._num_free_rows <= len(engine.loading) + len(engine.loaded):
