@@ -24,28 +24,26 @@ from chorale.requests.openai_client import DEFAULT_URL, Client, Endpoint, api_ur
 
 
 @contextlib.contextmanager
-def reach(
-    url: str | None, api_key: str | None, serve_arguments: list[str], *, option: str = "--url"
-) -> Iterator[Endpoint]:
-    """Yields the server at ``url`` (the value of ``option``). Without it and ``serve_arguments``, yields that
+def reach(url: str | None, api_key: str | None, serve_arguments: list[str]) -> Iterator[Endpoint]:
+    """Yields the server at ``url`` (the value of ``--url``). Without it and ``serve_arguments``, yields that
     at the default address, once it has loaded its model; if there is none, a private server, which ends with
     the block."""
     if url is None and not serve_arguments and _answers(DEFAULT_URL):
         url = DEFAULT_URL
     if url is not None:
-        yield Endpoint(api_url(url, option), api_key)
+        yield Endpoint(api_url(url, "--url"), api_key)
         return
     with signals_as_exceptions(), private_server(serve_arguments) as endpoint:
         yield endpoint
 
 
-def _answers(url: str, pause: float = 0.5) -> bool:
+def _answers(url: str) -> bool:
     told = False
     while (status := _health(url, 10.0 if told else 0.3)) == 503:
         if not told:
             _show(f"waiting for the server at {url}, which is loading its model (Ctrl-C to give up) ...\n")
         told = True
-        time.sleep(pause)
+        time.sleep(0.5)
     return status == 200
 
 

@@ -205,7 +205,7 @@ def read_mapping(loaded: Mapping[Any, Any], origin: str) -> dict[str, Any]:
 
     Raises ``ConfigError`` with ``origin`` and the key.
     """
-    items = []
+    values: dict[str, Any] = {}
     for key, raw in loaded.items():
         try:
             flag, negated = find_flag(str(key), "key ")
@@ -218,8 +218,5 @@ def read_mapping(loaded: Mapping[Any, Any], origin: str) -> dict[str, Any]:
             raise ConfigError(f"{origin}: {error.message}") from None
         except ValueError as error:
             raise ConfigError(f"{origin}: {key}: {error}") from None
-        if flag.kind == "bool" and value is False and not negated:
-            items.append((flag.name, False))
-            continue
-        items.append((flag.name, not value if negated else value))
-    return dict(items)
+        values[flag.name] = not value if negated else value
+    return values

@@ -120,9 +120,9 @@ class Bench:
             down_scales=codes(117, 121, experts, hidden, inter // 32),
         )
 
-    def cases(self, batch: int, context: int, num_layers: int | None = None) -> Works:
+    def cases(self, batch: int, context: int) -> Works:
         """Yields (name, work of all layers, number of layers, cost of a layer) per op of a decode step."""
-        ops, layers = self._ops, self._layers[:num_layers]
+        ops, layers = self._ops, self._layers
         rows = PagedSequences([context] * batch, _PAGE, torch.device(self._device))
         meta = rows.decodes(range(context - 1, batch * context, context)).meta
         plan = ops.plan_attention(meta, AttentionShape(self._heads, self._kv_heads, _D, _WINDOW), _PAGE)

@@ -91,10 +91,9 @@ def latency(core: EngineCore, batch: Batch, *, warmups: int, repeats: int) -> di
     } | drafts.to_json()
 
 
-def throughput(core: EngineCore, batch: Batch, *, warmup: bool = True) -> dict[str, Any]:
+def throughput(core: EngineCore, batch: Batch) -> dict[str, Any]:
     """Measures requests that are submitted at once. The engine limits how many run concurrently."""
-    if warmup:
-        play(core, Batch(min(batch.rows, 8), min(batch.input_len, 64), min(batch.output_len, 8)))
+    play(core, Batch(min(batch.rows, 8), min(batch.input_len, 64), min(batch.output_len, 8)))  # warm-up
     before = DraftCounts.of_engine(core.stats())
     seconds = play(core, batch)
     drafts = DraftCounts.of_engine(core.stats()).since(before)

@@ -36,15 +36,11 @@ def _output(made: Parser) -> None:
 
 
 def _result_file(text: str) -> Path:
-    return writable_file(text, "--output-json")
-
-
-def writable_file(text: str, option: str = "--out") -> Path:
     """Returns the path. Raises ``ConfigError`` if it is not writable, before anything is measured."""
     path = Path(text)
     target = path if path.exists() else path.parent
     if path.is_dir() or not path.parent.is_dir() or not os.access(target, os.W_OK):
-        raise ConfigError(f"{option} {path}: cannot be written to")
+        raise ConfigError(f"--output-json {path}: cannot be written to")
     return path
 
 
