@@ -29,11 +29,8 @@ from chorale.engine.types import (
     StepOutputs,
 )
 from chorale.errors import ConfigError
+from chorale.machine.folders import MAX_SOCKET_PATH_BYTES
 from chorale.machine.processes import HEARTBEAT_TIMEOUT
-
-# sockaddr_un.sun_path holds 108 bytes on Linux and 104 on macOS; libzmq refuses longer ones.
-MAX_SOCKET_PATH_BYTES = 100
-
 
 # --------------------------------------------------------------------------- client -> engine
 
