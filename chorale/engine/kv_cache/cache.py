@@ -180,11 +180,7 @@ class HybridCache:
             self.pool.release(blocks.full.pop())
 
     def commit(
-        self,
-        blocks: BlockTables,
-        num_computed: int,
-        block_hashes: Sequence[bytes],
-        source: TokenSource | None = None,
+        self, blocks: BlockTables, num_computed: int, block_hashes: Sequence[bytes], source: TokenSource
     ) -> None:
         """Publish the whole blocks of the first ``num_computed`` tokens, which are in the cache now, and
         release window blocks that are no longer visible.

@@ -28,7 +28,7 @@ class Load:
 
     load_id: int
     block_hashes: Sequence[bytes]
-    source: TokenSource | None  # the tokens of the prefix, for events
+    source: TokenSource  # the tokens of the prefix, for events
     hit: int
     device_hit: int
     num_owed: int  # free blocks that its sequence will still need
@@ -76,7 +76,7 @@ class HostLoads:
         device_hit: int,
         num_owed: int,
         now: float,
-        source: TokenSource | None = None,
+        source: TokenSource,
     ) -> Load:
         """Load the missing ones of the first ``hit`` blocks; each block is on the device or the host.
 

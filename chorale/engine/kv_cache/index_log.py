@@ -130,7 +130,7 @@ class IndexLog:
         group: CacheGroup,
         indices: Sequence[int],
         block_hashes: Sequence[bytes],
-        source: TokenSource | None,
+        source: TokenSource,
         block_size: int,
     ) -> None:
         """Record blocks of a sequence that entered the index on the device, one event for each run of
@@ -142,12 +142,10 @@ class IndexLog:
                 group,
                 block_hashes[first : last + 1],
                 block_hashes[first - 1] if first else None,
-                source.tokens_between(first * block_size, (last + 1) * block_size)
-                if source is not None
-                else NO_TOKEN_IDS,
+                source.tokens_between(first * block_size, (last + 1) * block_size),
                 "GPU",
-                cache_salt=source.cache_salt if source is not None and first == 0 else "",
-                adapter=BASE if source is None else source.adapter,
+                cache_salt="" if first else source.cache_salt,
+                adapter=source.adapter,
             )
 
 

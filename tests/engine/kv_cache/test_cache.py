@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from chorale.engine.kv_cache.cache import BlockTables, HybridCache
 from chorale.engine.types import CacheGroup
+from tests.engine.kv_cache.test_index_log import Tokens
 from tests.support.engine.integrity import check_pool
 
 FULL, WINDOW = CacheGroup.FULL, CacheGroup.WINDOW
@@ -50,7 +51,7 @@ def test_window_blocks_are_kept_exactly_while_a_query_can_see_them(block_size: i
     cache, blocks = HybridCache(4000, block_size, window), BlockTables()
     for computed in range(1, 3 * window + 2 * block_size):
         cache.grow(blocks, computed)
-        cache.commit(blocks, computed, [])
+        cache.commit(blocks, computed, [], Tokens())
         visible = [p // block_size for p in range(max(0, computed - window + 1), computed)]
         kept = range(blocks.window_start, blocks.window_start + len(blocks.window))
         assert set(visible) <= set(kept)
@@ -72,14 +73,14 @@ def test_capacity_tokens_fit_alone_and_one_block_more_does_not(
         assert cache.room(blocks, computed) >= 1, f"stuck at {computed} of {cache.capacity}"
         cache.grow(blocks, computed + 1)
         if (computed + 1) % block_size == 0:
-            cache.commit(blocks, computed + 1, [])
+            cache.commit(blocks, computed + 1, [], Tokens())
     assert cache.pool.num_free < 2 + (window - 1) // block_size + 1
 
 
 def test_released_prefix_is_hit_and_shared() -> None:
     cache, blocks, block_hashes = HybridCache(20, 4, 6), BlockTables(), hashes_of(5)
     cache.grow(blocks, 20)
-    cache.commit(blocks, 20, block_hashes)
+    cache.commit(blocks, 20, block_hashes, Tokens())
     assert blocks.window_start == (20 - 5) // 4
     cache.release(blocks)
     assert cache.pool.num_free == 20
@@ -98,7 +99,7 @@ def test_released_prefix_is_hit_and_shared() -> None:
 def test_freed_window_blocks_still_serve_a_shorter_prefix() -> None:
     cache, blocks, block_hashes = HybridCache(40, 4, 6), BlockTables(), hashes_of(8)
     cache.grow(blocks, 32)
-    cache.commit(blocks, 32, block_hashes)
+    cache.commit(blocks, 32, block_hashes, Tokens())
     assert blocks.window_start > 2
     assert cache.lookup(block_hashes[:3]) == 3
     cache.attach_prefix(BlockTables(), block_hashes, 3)
@@ -107,7 +108,7 @@ def test_freed_window_blocks_still_serve_a_shorter_prefix() -> None:
 def test_the_end_of_a_prefix_is_evicted_before_its_start() -> None:
     cache, blocks, block_hashes = HybridCache(10, 4, 4), BlockTables(), hashes_of(4)
     cache.grow(blocks, 16)
-    cache.commit(blocks, 16, block_hashes)
+    cache.commit(blocks, 16, block_hashes, Tokens())
     cache.release(blocks)
     other = BlockTables()
     cache.grow(other, 16)  # 8 blocks: 2 plain, then the oldest cached ones
