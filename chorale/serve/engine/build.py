@@ -161,8 +161,7 @@ def _build_on(rank_device: RankDevice, start: _Start) -> tuple[EngineCore, Engin
         adapter = AdapterRef(number, module.name, module.path)
         core.control(Command(action="load_adapter", adapter=adapter)).result()
     phases.end()
-    links = "" if ranks is None else ranks.links()
-    return core, _info(start.config, start.folder, start.model, found, rank_device, links, phases.seconds)
+    return core, _info(start, found, rank_device)
 
 
 def make_drafter(config: SpeculativeConfig | None) -> PlanningDrafter | None:
@@ -202,17 +201,10 @@ def _fingerprint(
     return hashlib.sha256(weights + repr(facts).encode()).hexdigest()[:8]
 
 
-def _info(
-    config: EngineConfig,
-    folder: Path,
-    model: ModelConfig,
-    found: BuiltRank,
-    rank_device: RankDevice,
-    links: str,
-    seconds: dict[str, float],
-) -> EngineInfo:
+def _info(start: _Start, found: BuiltRank, rank_device: RankDevice) -> EngineInfo:
+    config, model = start.config, start.model
     resolved, limits = found.resolved, found.resolved.limits
-    parts, digest = parts_of(config, model), digest_weights(folder)
+    parts, digest = parts_of(config, model), digest_weights(start.folder)
     sampling = dict(model.default_sampling) if config.generation_config == "auto" else {}
     sampling |= config.override_generation_config or {}
     return EngineInfo(
@@ -244,7 +236,7 @@ def _info(
             ),
             "kv_cache": (limits.num_blocks * resolved.geometry.bytes_per_block,) * len(parts),
         },
-        rank_links=links,
+        rank_links="" if start.ranks is None else start.ranks.links(),
         dtype=resolved.dtype,
         kv_cache_dtype=resolved.kv_dtype,
         ops=str(found.model.ops),
@@ -264,5 +256,5 @@ def _info(
         routed_experts=limits.routed_experts,
         default_sampling=sampling,
         notes=resolved.notes,
-        startup_seconds=seconds,
+        startup_seconds=start.phases.seconds,
     )
