@@ -40,13 +40,6 @@ def test_every_number_has_bounds_that_hold(flag: Flag) -> None:
             merge([f"--{flag.name}", "nan"], {})
 
 
-def test_bounds_apply_to_values_in_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text("stream-interval: 0\n")
-    with pytest.raises(ConfigError, match="--stream-interval must be at least 1"):
-        merge(["--config", str(path)], {})
-
-
 @pytest.mark.parametrize("flag", [each for each in NUMERIC if str(each.target).startswith("engine.")])
 def test_llm_has_the_same_bounds(flag: Flag) -> None:
     name = str(flag.target).partition(".")[2]
