@@ -154,15 +154,6 @@ def test_evictions_of_a_group_are_one_event() -> None:
     assert events.take() == []
 
 
-def test_a_taken_event_never_changes() -> None:
-    events = log_on()
-    events.removed(FULL, HASHES[:1], "GPU")
-    taken = events.take()
-    events.removed(FULL, HASHES[1:2], "GPU")
-    assert taken == [BlocksRemoved(FULL, HASHES[:1], "GPU")]
-    assert events.take() == [BlocksRemoved(FULL, HASHES[1:2], "GPU")]
-
-
 def test_no_removal_moves_before_an_arrival_in_the_other_medium() -> None:
     """A subscriber that learns the tokens from the GPU's event must still have them at the CPU's."""
     events, none = log_on(), np.zeros(0, np.int32)
