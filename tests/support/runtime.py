@@ -126,6 +126,13 @@ def mixed_requests() -> list[GenerateRequest]:
     ]
 
 
+def example_answers(core: EngineCore) -> dict[str, list[Answer]]:
+    """Runs a greedy request and one with two hot choices, both with log-probabilities."""
+    asked = [request("greedy", random_prompt(1, 70), temperature=0, max_tokens=20, logprobs=2)]
+    asked.append(request("hot", random_prompt(2, 9), temperature=1.2, seed=4, n=2, max_tokens=20, logprobs=0))
+    return run(core, asked)
+
+
 def tokens_of(answers: dict[str, list[Answer]]) -> dict[str, list[list[int]]]:
     return {name: [answer.token_ids for answer in choices] for name, choices in answers.items()}
 

@@ -23,7 +23,7 @@ from chorale.model.config_writer import make_config
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.rank_memory import PIECE, SavedStorages, storages_of
 from tests.parallel.test_ranks import WIDE
-from tests.support.runtime import Answer, make_engine, random_prompt, request, run
+from tests.support.runtime import example_answers, make_engine, tokens_of
 
 
 @pytest.fixture(scope="module")
@@ -33,16 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tell(core: EngineCore, action: Any, **fields: Any) -> None:
     core.control(Command(action=action, **fields)).result(0)
-
-
-def answers(core: EngineCore) -> dict[str, list[Answer]]:
-    asked = [request("greedy", random_prompt(1, 70), temperature=0, max_tokens=20, logprobs=2)]
-    asked.append(request("hot", random_prompt(2, 9), temperature=1.2, seed=4, n=2, max_tokens=20, logprobs=0))
-    return run(core, asked)
-
-
-def tokens(found: dict[str, list[Answer]]) -> dict[str, list[list[int]]]:
-    return {name: [each.token_ids for each in some] for name, some in found.items()}
 
 
 @pytest.mark.parametrize(
@@ -58,14 +48,14 @@ def test_answers_after_waking_have_the_same_bits(folder: Path, size: int, drafts
         prompt_delay=0.0,  # otherwise the chunks of prompts depend on the time that steps take
     )
     try:
-        before = answers(core)
+        before = example_answers(core)
         for level in (1, 2):
             tell(core, "sleep", level=level)
             for tag in ("weights", "kv_cache"):
                 tell(core, "wake_up", tags=(tag,))
-            found = answers(core)
+            found = example_answers(core)
             if drafts:  # which drafts a step verifies depends on time, and the last bits on the step's size
-                assert tokens(found) == tokens(before)
+                assert tokens_of(found) == tokens_of(before)
             else:
                 assert found == before
     finally:
@@ -118,7 +108,7 @@ def test_each_rank_writes_a_trace(folder: Path, tmp_path: Path, size: int) -> No
     core = make_engine(folder, tensor_parallel_size=size, profiler_config=config)
     try:
         tell(core, "start_profile")
-        answers(core)
+        example_answers(core)
         tell(core, "stop_profile")
     finally:
         core.shutdown()

@@ -37,7 +37,15 @@ from chorale.model.weights import Target, load_weights
 from chorale.runtime.transfer.ipc import read_handles
 from chorale.runtime.transfer.nccl import read_id
 from tests.support.ports import free_port
-from tests.support.runtime import Answer, make_engine, random_prompt, request, run, small_config
+from tests.support.runtime import (
+    Answer,
+    example_answers,
+    make_engine,
+    random_prompt,
+    request,
+    run,
+    small_config,
+)
 
 LAYOUTS: tuple[Layout, ...] = ("published", "dense", "reference")
 
@@ -61,16 +69,10 @@ def tell(core: EngineCore, action: Any, **fields: Any) -> Outcome:
     return core.control(Command(action=action, **fields)).result(0)
 
 
-def answers(core: EngineCore) -> dict[str, list[Answer]]:
-    asked = [request("greedy", random_prompt(1, 70), temperature=0, max_tokens=20, logprobs=2)]
-    asked.append(request("hot", random_prompt(2, 9), temperature=1.2, seed=4, n=2, max_tokens=20, logprobs=0))
-    return run(core, asked)
-
-
 def fresh_answers(root: Path, **options: Any) -> dict[str, list[Answer]]:
     core = start(root, "published", **options)
     try:
-        return answers(core)
+        return example_answers(core)
     finally:
         core.shutdown()
 
@@ -103,15 +105,15 @@ def test_updated_weights_give_the_bits_of_an_engine_started_with_them(root: Path
     """In each layout: bfloat16 experts of the dense one become the MXFP4 from which they were decoded."""
     wanted, core = fresh_answers(root), start(root, "old")
     try:
-        before = answers(core)
+        before = example_answers(core)
         assert before != wanted
         for number, layout in enumerate(LAYOUTS):
             begin(core)
             assert finish(core, root / layout).weight_version == str(2 * number + 1)
-            assert answers(core) == wanted
+            assert example_answers(core) == wanted
             begin(core)
             finish(core, root / "old")
-            assert answers(core) == before
+            assert example_answers(core) == before
     finally:
         core.shutdown()
 
@@ -298,17 +300,17 @@ def test_after_each_failure_the_old_weights_answer_with_the_same_bits(root: Path
     (root / "empty").mkdir()
     core = start(root, "old")
     try:
-        wanted = answers(core)
+        wanted = example_answers(core)
         for name, fail in FAILURES.items():
             begin(core)
             with pytest.raises(ConflictError):
                 fail(core, root)
             tell(core, "resume")
-            assert answers(core) == wanted, name
+            assert example_answers(core) == wanted, name
             assert tell(core, "state").weight_version == "default"
         begin(core)
         assert finish(core, root / "published").weight_version == "1"
-        assert answers(core) != wanted
+        assert example_answers(core) != wanted
     finally:
         core.shutdown()
 
@@ -412,20 +414,20 @@ def test_tensors_arrive_by_broadcast(root: Path, size: int, limit: int) -> None:
     sender.start()
     meeting = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 1 + size}
     try:
-        before = answers(core)
+        before = example_answers(core)
         begin(core, **meeting, packed=bool(limit), packed_buffer_size_bytes=limit or 1)
         sender.send([octets(each) for each in parts if each])
         tell(core, "update_weights", info=announced(tensors))
         sender.join()
         assert finish(core).weight_version == "1"
-        assert answers(core) == wanted
+        assert example_answers(core) == wanted
         begin_again = Command(action="start_weight_update")
         tell(core, "pause", mode="keep")
         core.control(begin_again).result(0)
         with pytest.raises(ConflictError):  # the sender is gone
             tell(core, "update_weights")
         tell(core, "resume")
-        assert answers(core) == wanted != before
+        assert example_answers(core) == wanted != before
     finally:
         sender.send([])
         core.shutdown()
