@@ -24,11 +24,11 @@ from chorale.config.engine import (
     check_ranks,
     check_sizes,
 )
+from chorale.config.kv_events import read_kv_events
 from chorale.config.model_names import full_name
 from chorale.config.options.compilation import LEVELS, MODES, read_compilation
 from chorale.config.options.flags import FLAGS
-from chorale.config.options.kv_events import kv_events_fields
-from chorale.config.options.speculation import speculative_fields
+from chorale.config.options.speculation import read_speculation
 from chorale.config.options.values import RANK, Setting, check_bounds
 from chorale.config.profiler import read_profiler
 from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
@@ -44,48 +44,55 @@ _TWICE = {
 }
 
 
-def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerConfig]:
-    """Builds the configs of engine and server. Raises ``ConfigError``."""
+def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerConfig, list[str]]:
+    """Builds the configs of engine and server. Returns them, and lines for the operator about parts without
+    effect. Raises ``ConfigError``."""
     fields = targets(values)
-    if fields["cli"].get("disable_access_log"):
-        fields["server"]["access_log"] = False
-    if fields["cli"].get("template_defaults") is not None:
-        fields["server"]["default_reasoning_effort"] = _default_effort(fields["cli"]["template_defaults"])
+    engine, server, cli = fields["engine"], fields["server"], fields["cli"]
+    if cli.get("disable_access_log"):
+        server["access_log"] = False
+    if (given := cli.get("template_defaults")) is not None:
+        server["default_reasoning_effort"] = _default_effort(given)
     for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
-        if name in fields["server"]:
-            fields["server"][name] = _strings(name, fields["server"][name])
-    fields["server"]["tools"] = tool_config(fields["tools"])
-    if fields["engine"].get("cudagraph_capture_sizes") is not None:
-        fields["engine"]["cudagraph_capture_sizes"] = _sizes(fields["engine"]["cudagraph_capture_sizes"])
-    if fields["cli"].get("cuda_graph_sizes") is not None:
-        sizes = _sizes(fields["cli"]["cuda_graph_sizes"])
+        if name in server:
+            server[name] = _strings(name, server[name])
+    server["tools"] = tool_config(fields["tools"])
+    if engine.get("cudagraph_capture_sizes") is not None:
+        engine["cudagraph_capture_sizes"] = _sizes(engine["cudagraph_capture_sizes"])
+    if (given := cli.get("cuda_graph_sizes")) is not None:
+        sizes = _sizes(given)
         if len(sizes) == 1:
-            fields["engine"].setdefault("max_cudagraph_capture_size", sizes[0])
+            engine.setdefault("max_cudagraph_capture_size", sizes[0])
         else:
-            fields["engine"].setdefault("cudagraph_capture_sizes", sizes)
-    if "kv_offloading_size" not in fields["engine"] and "swap_space" in fields["cli"]:
-        fields["engine"]["kv_offloading_size"] = fields["cli"]["swap_space"]
-    if fields["engine"].get("device_ids") is not None:
-        ids = ",".join(fields["engine"]["device_ids"]).split(",")
-        fields["engine"]["device_ids"] = tuple(each.strip() for each in ids)
-    if fields["cli"].get("watchdog_config") is not None:
-        fields["engine"] |= _watchdog(fields["cli"]["watchdog_config"], values)
-    fields["engine"] |= _graphs(values) | speculative_fields(values)
-    fields["server"] |= _replica_fields(values)
-    fields["engine"] |= kv_events_fields(values, fields["server"]["data_parallel_size"])
-    lora = {"lora_modules": read_modules(fields["engine"].get("lora_modules") or ())}
-    fields["engine"] |= lora
-    fields["server"] |= lora | {"enable_lora": fields["engine"].get("enable_lora")}
-    if fields["cli"].get("profiler_config") is not None:
-        given = fields["cli"]["profiler_config"]
-        fields["engine"]["profiler_config"] = read_profiler(given, "--profiler-config")
-    if (given := fields["cli"].get("weight_transfer_config")) is not None:
-        fields["engine"]["weight_transfer_config"] = read_weight_transfer(given, "--weight-transfer-config")
+            engine.setdefault("cudagraph_capture_sizes", sizes)
+    if "swap_space" in cli:
+        engine.setdefault("kv_offloading_size", cli["swap_space"])
+    if engine.get("device_ids") is not None:
+        engine["device_ids"] = tuple(each.strip() for each in ",".join(engine["device_ids"]).split(","))
+    if (given := cli.get("watchdog_config")) is not None:
+        engine |= _watchdog(given, values)
+    engine["speculative_config"], idle = read_speculation(values)
+    notices = [*idle]
+    engine |= _graphs(values)
+    server |= _replica_fields(values)
+    if (given := cli.get("kv_events_config")) is not None:
+        events = read_kv_events(given, "--kv-events-config", server["data_parallel_size"])
+        engine["kv_events_config"] = events
+        silent = events.why_silent(engine.get("enable_prefix_caching") is not False)
+        if given and silent:
+            origin = values["kv-events-config"].origin
+            notices.append(f"--kv-events-config ({origin}) publishes nothing: {silent}")
+    engine["lora_modules"] = server["lora_modules"] = read_modules(engine.get("lora_modules") or ())
+    server["enable_lora"] = engine.get("enable_lora")
+    if (given := cli.get("profiler_config")) is not None:
+        engine["profiler_config"] = read_profiler(given, "--profiler-config")
+    if (given := cli.get("weight_transfer_config")) is not None:
+        engine["weight_transfer_config"] = read_weight_transfer(given, "--weight-transfer-config")
     _name_both(fields)
-    engine = EngineConfig(**_without_unset(EngineConfig, fields["engine"]))
-    server = ServerConfig(**_without_unset(ServerConfig, fields["server"]))
-    _check(engine, server)
-    return engine, server
+    made = EngineConfig(**_without_unset(EngineConfig, engine))
+    served = ServerConfig(**_without_unset(ServerConfig, server))
+    _check(made, served)
+    return made, served, notices
 
 
 def _name_both(fields: dict[str, dict[str, Any]]) -> None:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from chorale.config.engine import EngineConfig, ServerConfig, hash_key, owner_name
-from chorale.config.options import compilation, speculation
+from chorale.config.options import compilation
 from chorale.config.options.configs import build_configs
 from chorale.config.options.flags import FLAGS
-from chorale.config.options.kv_events import kv_events_notice
 from chorale.config.options.parse import read_arguments, read_config_file
 from chorale.config.options.values import Setting, check_bounds, read_value
 from chorale.config.options.vllm_flags import line_for, read_names
@@ -71,8 +70,12 @@ def merge_values(given: Mapping[str, Setting], environment: Mapping[str, str]) -
     values |= {name: setting for name, setting in given.items() if setting.origin != "file"}
     weights = _add_key_file(values)
     _trim_keys(values)
-    notices = _notices(values, environment)
-    engine, server = build_configs(values)
+    notices = _flag_notices(values)
+    engine, server, idle = build_configs(values)
+    notices += [*idle, *_environment_notices(environment)]
+    key = values.get("api-key")
+    if key is not None and key.origin == "command line" and "api-key-file" not in values:
+        notices.append("--api-key on the command line is visible in process lists; prefer CHORALE_API_KEY")
     return Settings(engine, replace(server, key_weights=_by_owner(weights)), values, tuple(notices))
 
 
@@ -145,18 +148,11 @@ def _trim_keys(values: dict[str, Setting]) -> None:
     values["api-key"] = Setting(keys, setting.origin)
 
 
-def _notices(values: Mapping[str, Setting], environment: Mapping[str, str]) -> list[str]:
-    """Returns a line per flag or variable without effect. Raises ``ConfigError`` for a refused flag."""
+def _flag_notices(values: Mapping[str, Setting]) -> list[str]:
+    """Returns a line per flag without effect. Raises ``ConfigError`` for a refused flag."""
     for name, setting in values.items():
         check_bounds(FLAGS[name], setting.value)
-    notices = [line for name, setting in values.items() if (line := _notice(name, setting))]
-    notices += speculation.notices(values)
-    notices += kv_events_notice(values)
-    notices += _environment_notices(environment)
-    key = values.get("api-key")
-    if key is not None and key.origin == "command line" and "api-key-file" not in values:
-        notices.append("--api-key on the command line is visible in process lists; prefer CHORALE_API_KEY")
-    return notices
+    return [line for name, setting in values.items() if (line := _notice(name, setting))]
 
 
 def _notice(name: str, setting: Setting) -> str | None:

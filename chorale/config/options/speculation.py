@@ -15,18 +15,6 @@ _FLAG = "--speculative-config"
 _KEYS = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
 
 
-def speculative_fields(values: Mapping[str, Setting]) -> dict[str, SpeculativeConfig]:
-    """Returns the engine's field, if speculation was requested. Raises ``ConfigError``."""
-    read = _read(values)
-    return {} if read is None else {"speculative_config": read[0]}
-
-
-def notices(values: Mapping[str, Setting]) -> tuple[str, ...]:
-    """Returns a line for each key without effect."""
-    read = _read(values)
-    return () if read is None else read[1]
-
-
 def check_served(config: EngineConfig, values: Mapping[str, Setting]) -> None:
     """Raises ``ConfigError`` for a server whose answers would be meaningless, unless that was allowed."""
     speculative = config.speculative_config
@@ -38,7 +26,11 @@ def check_served(config: EngineConfig, values: Mapping[str, Setting]) -> None:
         )
 
 
-def _read(values: Mapping[str, Setting]) -> tuple[SpeculativeConfig, tuple[str, ...]] | None:
+def read_speculation(values: Mapping[str, Setting]) -> tuple[SpeculativeConfig | None, tuple[str, ...]]:
+    """Returns the config, if speculation was requested, and a line for each key without effect.
+
+    Raises ``ConfigError``.
+    """
     setting = values.get("speculative-config")
     given = setting.value if setting is not None else None
     if given is not None and not isinstance(given, Mapping):
@@ -56,4 +48,4 @@ def _read(values: Mapping[str, Setting]) -> tuple[SpeculativeConfig, tuple[str, 
             )
         elif RANK[own.origin] > RANK[setting.origin]:
             merged[key] = own.value
-    return read_speculative(merged, _FLAG) if merged or given is not None else None
+    return read_speculative(merged, _FLAG) if merged or given is not None else (None, ())
