@@ -29,7 +29,7 @@ from chorale.config.model_names import full_name
 from chorale.config.options.compilation import LEVELS, MODES, read_compilation
 from chorale.config.options.flags import FLAGS
 from chorale.config.options.speculation import read_speculation
-from chorale.config.options.values import RANK, Setting, check_bounds
+from chorale.config.options.values import Setting, check_bounds, wins
 from chorale.config.profiler import read_profiler
 from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
 from chorale.config.weight_transfer import read_weight_transfer
@@ -37,6 +37,7 @@ from chorale.errors import ConfigError
 
 WATCHDOG_KEYS = ("timeout", "check_interval", "dump_dir")  # only the first has an effect
 _MOST_BUCKETS = 100  # each is a series per label set
+_COMPILATION = "--compilation-config"
 # Keys of --compilation-config that separate flags also set.
 _TWICE = {
     "cudagraph_capture_sizes": "cudagraph-capture-sizes",
@@ -129,19 +130,15 @@ def _graphs(values: Mapping[str, Setting]) -> dict[str, Any]:
         if (
             key in found
             and setting is not None
-            and _wins(setting, values.get(name), f"{key} in", f"--{name}")
+            and wins(setting, values.get(name), f"{key} in {_COMPILATION}", f"--{name}")
         ):
             fields[key] = tuple(found[key]) if isinstance(found[key], list) else found[key]
     eager = values.get("enforce-eager")
     mode, level = found.get("cudagraph_mode"), values.get("optimization-level")
     if mode is not None and setting is not None:
         contradicting = eager if eager is not None and eager.value == MODES[mode][0] else None
-        if not _wins(
-            setting,
-            contradicting,
-            f"cudagraph_mode {mode} in",
-            f"--{'' if eager and eager.value else 'no-'}enforce-eager",
-        ):
+        flag = f"--{'' if eager and eager.value else 'no-'}enforce-eager"
+        if not wins(setting, contradicting, f"cudagraph_mode {mode} in {_COMPILATION}", flag):
             return fields
     elif level is not None and level.value is not None and eager is None:
         mode = LEVELS[level.value]
@@ -149,17 +146,6 @@ def _graphs(values: Mapping[str, Setting]) -> dict[str, Any]:
         decodes, mixed = MODES[mode]
         fields |= {"enforce_eager": not decodes, "mixed_cuda_graphs": mixed}
     return fields
-
-
-def _wins(setting: Setting, other: Setting | None, key: str, flag: str) -> bool:
-    """Returns whether ``--compilation-config`` overrides the other flag. Raises ``ConfigError`` for a tie."""
-    if other is None or other.value is None:
-        return True
-    if other.origin == setting.origin:
-        raise ConfigError(
-            f"{key} --compilation-config and {flag} ({setting.origin}) contradict each other; give only one"
-        )
-    return RANK[setting.origin] > RANK[other.origin]
 
 
 def tool_config(values: dict[str, Any]) -> ToolConfig:

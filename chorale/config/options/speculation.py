@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chorale.config.engine import EngineConfig
-from chorale.config.options.values import RANK, Setting
+from chorale.config.options.values import Setting, wins
 from chorale.config.read_speculative import read_speculative
 from chorale.config.speculative import SpeculativeConfig
 from chorale.errors import ConfigError
@@ -40,12 +40,10 @@ def read_speculation(values: Mapping[str, Setting]) -> tuple[SpeculativeConfig |
         own = values.get(flag)
         if own is None or own.value is None:
             continue
-        if setting is None or merged.get(key) in (None, own.value):
-            merged[key] = own.value
-        elif own.origin == setting.origin:
-            raise ConfigError(
-                f"{key} in {_FLAG} and --{flag} ({own.origin}) contradict each other; give only one"
-            )
-        elif RANK[own.origin] > RANK[setting.origin]:
+        if (
+            setting is None
+            or merged.get(key) in (None, own.value)
+            or not wins(setting, own, f"{key} in {_FLAG}", f"--{flag}")
+        ):
             merged[key] = own.value
     return read_speculative(merged, _FLAG) if merged or given is not None else (None, ())

@@ -77,12 +77,7 @@ def _range(flag: Flag) -> str:
 
 
 Origin = Literal["command line", "environment", "file", "default"]
-RANK: dict[Origin, int] = {
-    "default": 0,
-    "file": 1,
-    "environment": 2,
-    "command line": 3,
-}  # the highest rank applies
+_ORIGINS: tuple[Origin, ...] = ("default", "file", "environment", "command line")  # the last one applies
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +86,17 @@ class Setting:
 
     value: Any
     origin: Origin
+
+
+def wins(setting: Setting, other: Setting | None, shown: str, shown_other: str) -> bool:
+    """Returns whether a setting overrides one that contradicts it. Raises ``ConfigError`` for a tie."""
+    if other is None or other.value is None:
+        return True
+    if other.origin == setting.origin:
+        raise ConfigError(
+            f"{shown} and {shown_other} ({setting.origin}) contradict each other; give only one"
+        )
+    return _ORIGINS.index(setting.origin) > _ORIGINS.index(other.origin)
 
 
 _SIZE = re.compile(r"^(-?\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?[bB])?$")
