@@ -45,13 +45,13 @@ def read_compilation(given: Any) -> dict[str, Any]:
     found = {name: given[name] for name in ACTING if given.get(name) is not None}
     if "cudagraph_mode" in found:
         found["cudagraph_mode"] = _mode(found["cudagraph_mode"])
-    sizes = found.get("cudagraph_capture_sizes")
-    if sizes is not None and not (
-        isinstance(sizes, list) and all(_is_count(size, 1) for size in sizes) and sizes
-    ):
-        raise ConfigError(
-            "--compilation-config: cudagraph_capture_sizes must be a list of integers, such as [1, 2, 4]"
-        )
+    if "cudagraph_capture_sizes" in found:
+        sizes = found["cudagraph_capture_sizes"]
+        if not (isinstance(sizes, list) and sizes and all(_is_count(size, 1) for size in sizes)):
+            raise ConfigError(
+                "--compilation-config: cudagraph_capture_sizes must be a list of integers, such as [1, 2, 4]"
+            )
+        found["cudagraph_capture_sizes"] = tuple(sizes)
     most = found.get("max_cudagraph_capture_size")
     if most is not None and not _is_count(most, 0):
         raise ConfigError("--compilation-config: max_cudagraph_capture_size must be a non-negative integer")

@@ -38,11 +38,8 @@ from chorale.errors import ConfigError
 WATCHDOG_KEYS = ("timeout", "check_interval", "dump_dir")  # only the first has an effect
 _MOST_BUCKETS = 100  # each is a series per label set
 _COMPILATION = "--compilation-config"
-# Keys of --compilation-config that separate flags also set.
-_TWICE = {
-    "cudagraph_capture_sizes": "cudagraph-capture-sizes",
-    "max_cudagraph_capture_size": "max-cudagraph-capture-size",
-}
+# Keys of --compilation-config that separate flags, of the same names, also set.
+_TWICE = ("cudagraph_capture_sizes", "max_cudagraph_capture_size")
 
 
 def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerConfig, list[str]]:
@@ -123,19 +120,16 @@ def _graphs(values: Mapping[str, Setting]) -> dict[str, Any]:
     """Returns the engine fields set by ``--compilation-config`` and ``-O``, unless a separate flag overrides
     them.
     """
-    setting = values.get("compilation-config")
-    found = read_compilation(setting.value) if setting is not None and setting.value is not None else {}
+    setting = values.get("compilation-config", Setting(None, "default"))
+    found = {} if setting.value is None else read_compilation(setting.value)
     fields: dict[str, Any] = {}
-    for key, name in _TWICE.items():
-        if (
-            key in found
-            and setting is not None
-            and wins(setting, values.get(name), f"{key} in {_COMPILATION}", f"--{name}")
-        ):
-            fields[key] = tuple(found[key]) if isinstance(found[key], list) else found[key]
+    for key in _TWICE:
+        name = key.replace("_", "-")
+        if key in found and wins(setting, values.get(name), f"{key} in {_COMPILATION}", f"--{name}"):
+            fields[key] = found[key]
     eager = values.get("enforce-eager")
     mode, level = found.get("cudagraph_mode"), values.get("optimization-level")
-    if mode is not None and setting is not None:
+    if mode is not None:
         contradicting = eager if eager is not None and eager.value == MODES[mode][0] else None
         flag = f"--{'' if eager and eager.value else 'no-'}enforce-eager"
         if not wins(setting, contradicting, f"cudagraph_mode {mode} in {_COMPILATION}", flag):
