@@ -17,7 +17,7 @@ from chorale.config.options import compilation
 from chorale.config.options.configs import build_configs
 from chorale.config.options.flags import FLAGS
 from chorale.config.options.parse import read_arguments, read_config_file
-from chorale.config.options.values import Setting, check_bounds, read_value
+from chorale.config.options.values import Setting, read_value
 from chorale.config.options.vllm_flags import line_for, read_names
 from chorale.errors import ConfigError
 
@@ -150,8 +150,6 @@ def _trim_keys(values: dict[str, Setting]) -> None:
 
 def _flag_notices(values: Mapping[str, Setting]) -> list[str]:
     """Returns a line per flag without effect. Raises ``ConfigError`` for a refused flag."""
-    for name, setting in values.items():
-        check_bounds(FLAGS[name], setting.value)
     return [line for name, setting in values.items() if (line := _notice(name, setting))]
 
 
