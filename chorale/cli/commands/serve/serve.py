@@ -26,8 +26,6 @@ SUMMARY = (
     "(Messages)."
 )
 
-SHORTEST_CHAT = 256  # tokens
-
 
 def run(arguments: list[str]) -> int:
     topic = help_topic(arguments)
@@ -84,17 +82,12 @@ def find_tools(settings: Settings) -> tuple[str, ...]:
 
 
 def warnings(settings: Settings) -> list[str]:
-    """Returns warnings about an open address, a context that is too short, and traces that are not sent."""
+    """Returns warnings about an open address and traces that are not sent."""
     server, found = settings.server, []
     if server.uds is None and server.host in OPEN_ADDRESSES and not settings.api_keys:
         found.append(
             "listening on all interfaces without an API key: anyone who can reach this port can use it "
             "(set CHORALE_API_KEY)"
-        )
-    length = settings.engine.max_model_len
-    if length is not None and length < SHORTEST_CHAT:
-        found.append(
-            f"--max-model-len {length} leaves no room for a chat: the system message alone has 65 tokens"
         )
     named = next((name for name in otel.ENDPOINTS if os.environ.get(name)), None)
     if named is not None and server.otlp_traces_endpoint is None and not otel.is_installed():
