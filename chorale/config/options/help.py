@@ -54,26 +54,24 @@ def help_topic(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def flag_help(command: str, summary: str, topic: str = "") -> str:
-    """Returns the help page of a command that takes ``chorale serve``'s flags.
+def serve_help(summary: str, topic: str) -> str:
+    """Returns the help page of ``chorale serve``, or a part of it.
 
     ``topic``: a group, a flag, a part of a name, "all" or "listgroup". Raises ``ConfigError``.
     """
     wanted = topic.strip().lstrip("-").replace("_", "-").lower()
     if wanted in ("", "all", "page"):
-        return _whole_page(command, summary)
+        return _whole_page(summary)
     if wanted == "listgroup":
         listed = [f"  {name:<8} {len(flags)} flags" for name, flags in GROUPS.items()]
-        return "\n".join(
-            [f"chorale {command} --help=GROUP, where GROUP is", "", *listed, "  all      every flag"]
-        )
+        return "\n".join(["chorale serve --help=GROUP, where GROUP is", "", *listed, "  all      every flag"])
     group = VLLM_GROUPS.get(wanted, wanted)
     if group in GROUPS:
         return "\n".join([f"{group}:", *(line for flag in GROUPS[group] for line in _entry(flag))])
-    return "\n".join(_about(wanted, topic, command))
+    return "\n".join(_about(wanted, topic))
 
 
-def _about(wanted: str, topic: str, command: str) -> list[str]:
+def _about(wanted: str, topic: str) -> list[str]:
     """Returns help on the flag of that name, else on all flags whose names contain the word."""
     flags = [flag for group in GROUPS.values() for flag in group] + list(KNOWN_FLAGS)
     named = wanted.removeprefix("no-")
@@ -81,7 +79,7 @@ def _about(wanted: str, topic: str, command: str) -> list[str]:
     found = found or [flag for flag in flags if wanted in flag.name]
     if not found:
         names = [*GROUPS, "all", "listgroup", *(flag.name for flag in flags)]
-        hint = nearest(wanted, names) or f"; chorale {command} --help=listgroup lists the groups"
+        hint = nearest(wanted, names) or "; chorale serve --help=listgroup lists the groups"
         raise ConfigError(f"--help={topic}: no group or flag has that name{hint}")
     return [line for flag in found for line in (_entry(flag) if flag.target else _known_entry(flag))]
 
@@ -91,18 +89,16 @@ def _known_entry(flag: Flag) -> list[str]:
     return [f"  --{flag.name}", *_wrap(f"flag of vllm serve, {verdict}: {flag.note}", " " * COLUMN)]
 
 
-def _whole_page(command: str, summary: str) -> str:
+def _whole_page(summary: str) -> str:
     lines = [
-        f"usage: chorale {command} [MODEL] [options]",
+        "usage: chorale serve [MODEL] [options]",
         "",
         *_wrap(summary, ""),
         *_wrap(
             "MODEL is a folder, a hub id such as openai/gpt-oss-20b (or gpt-oss-20b), or demo (the default).",
             "",
         ),
-        *_wrap(
-            f"chorale {command} --help=WORD shows one group (model, engine, server, tools) or one flag.", ""
-        ),
+        *_wrap("chorale serve --help=WORD shows one group (model, engine, server, tools) or one flag.", ""),
     ]
     for title, flags in GROUPS.items():
         lines += ["", f"{title}:", *(line for flag in flags for line in _entry(flag))]

@@ -9,7 +9,7 @@ import sys
 
 from chorale.cli.commands.serve.banner import Screen
 from chorale.config.engine import ToolConfig, hash_key
-from chorale.config.options.help import flag_help, help_topic
+from chorale.config.options.help import help_topic, serve_help
 from chorale.config.options.settings import OPEN_ADDRESSES, Settings, merge
 from chorale.config.options.speculation import check_served
 from chorale.errors import ChoraleError, ConfigError
@@ -30,7 +30,7 @@ SUMMARY = (
 def run(arguments: list[str]) -> int:
     topic = help_topic(arguments)
     if topic is not None:
-        print(flag_help("serve", SUMMARY, topic))
+        print(serve_help(SUMMARY, topic))
         return 0
     settings = merge(arguments, os.environ)
     check_served(settings.engine, settings.values)
