@@ -65,7 +65,7 @@ def add_columns(rows: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
 
 
 def without_gauges(stats: EngineStats) -> EngineStats:
-    """Returns the statistics of an engine that has stopped: its counters, and zero for each gauge."""
+    """Returns the statistics of an engine that has stopped: its counters, and nothing that it held."""
     return msgspec.structs.replace(
         stats,
         num_running=0,
@@ -76,4 +76,6 @@ def without_gauges(stats: EngineStats) -> EngineStats:
         host_pages_used=0,
         host_pages_total=0,
         prompt_tokens_left=0,
+        running_adapters=(),
+        waiting_adapters=(),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chorale.client.summary import add_stats
+from chorale.client.summary import add_stats, without_gauges
 from chorale.engine.types import EngineStats
 
 
@@ -18,3 +18,8 @@ def test_the_adapters_of_all_engines_are_named_once() -> None:
     first = EngineStats(running_adapters=("a", "b"), waiting_adapters=("c",))
     both = add_stats([first, EngineStats(running_adapters=("a",))])
     assert (both.running_adapters, both.waiting_adapters) == (("a", "b"), ("c",))
+
+
+def test_an_engine_that_has_stopped_keeps_its_counters_and_names_no_adapter() -> None:
+    running = EngineStats(num_steps=9, num_running=2, running_adapters=("a",), waiting_adapters=("b",))
+    assert without_gauges(running) == EngineStats(num_steps=9)
