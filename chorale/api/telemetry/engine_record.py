@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 
-from chorale.api.telemetry.metric_names import COLUMN_FIELDS, ENGINE_FIELDS, FAMILIES, HISTOGRAMS
+from chorale.api.telemetry.metric_names import FAMILIES, HISTOGRAMS
 from chorale.api.telemetry.metric_types import Series
 from chorale.client.base import LEFT, EngineInfo, EngineStatus, EngineView
-from chorale.client.summary import add_columns
+from chorale.client.summary import add_stats
 from chorale.engine.types import EngineStats
 from chorale.errors import ChoraleError
 
@@ -32,8 +32,7 @@ class EngineRecord:
         self._engine_id = ""
         self._has_begun_again = False  # a restart was seen in the counters, before the new engine's id
         self.last_stats = EngineStats()
-        self._before_restarts: dict[str, float] = dict.fromkeys(ENGINE_FIELDS, 0)
-        self._columns_before: dict[str, tuple[float, ...]] = dict.fromkeys(COLUMN_FIELDS, ())
+        self._before_restarts = EngineStats()  # only its counters have a meaning
 
     def watch(self, engine: EngineView) -> None:
         self._engine = engine
@@ -66,10 +65,8 @@ class EngineRecord:
 
     def _begin_again(self) -> None:
         """Adds the ended engine's counters to the totals, because its successor counts from zero."""
-        last, self.last_stats = self.last_stats, EngineStats()
-        for field in self._before_restarts:
-            self._before_restarts[field] += getattr(last, field)
-        self._columns_before = {field: self.columns(field, last) for field in COLUMN_FIELDS}
+        self._before_restarts = self.totals(self.last_stats)
+        self.last_stats = EngineStats()
 
     def current_stats(self) -> EngineStats:
         """Returns the newest statistics, after updating the record from them and detecting a restart.
@@ -97,15 +94,6 @@ class EngineRecord:
         self.num_restarts += restarts - self._last_restarts
         self._last_restarts = restarts
 
-    def totals(self, stats: EngineStats) -> dict[str, float]:
-        """Returns the engine's counters since the server's start, by field."""
-        return {field: self._before_restarts[field] + getattr(stats, field) for field in ENGINE_FIELDS}
-
-    def columns(self, field: str, stats: EngineStats) -> tuple[float, ...]:
-        """Returns one of ``COLUMN_FIELDS`` since the server's start, by column."""
-        return add_columns([self._columns_before[field], getattr(stats, field)])
-
-    def accepted_per_position(self, stats: EngineStats) -> tuple[float, ...]:
-        """Returns the number of accepted tokens at each possible draft position since the server's start."""
-        positions = (0,) * (self.info.num_speculative_tokens if self.info is not None else 0)
-        return add_columns([self.columns("accepted_per_position", stats), positions])
+    def totals(self, stats: EngineStats) -> EngineStats:
+        """Returns the engine's counters since the server's start. Other fields have no meaning."""
+        return add_stats([self._before_restarts, stats])

@@ -93,65 +93,7 @@ BY_SERVER = (
     "chorale:response_store_failures", "chorale:batch_lines",
 )  # fmt: skip
 
-# Metric name -> (field of ``EngineStats``, description).
-ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
-    "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens, including cached ones"),
-    "vllm:prompt_tokens_recomputed": (
-        "recomputed_prompt_tokens",
-        "Cached prompt tokens that were recomputed because the last token's logits are needed",
-    ),
-    "vllm:generation_tokens": ("generation_tokens", "Tokens sampled"),
-    "vllm:prefix_cache_queries": ("prefix_cache_queries", "Tokens looked up in the prefix cache"),
-    "vllm:prefix_cache_hits": ("prefix_cache_hits", "Tokens found in the prefix cache"),
-    "vllm:num_preemptions": ("num_preemptions", "Sequences that were preempted and recomputed"),
-    "vllm:corrupted_requests": (
-        "num_corrupted",
-        "Sequences that were ended because their logits were not finite",
-    ),
-    "chorale:engine_steps": ("num_steps", "Engine steps"),
-    "chorale:kv_event_batches": ("kv_event_batches", "Batches of KV events, including dropped ones"),
-    "chorale:kv_event_batches_dropped": (
-        "kv_event_batches_dropped",
-        "Batches of KV events that were dropped because too many were waiting to be sent",
-    ),
-}
-# The same for engines with speculative decoding.
-DRAFT_COUNTERS: dict[str, tuple[str, str]] = {
-    "vllm:spec_decode_num_drafts": ("num_drafts", "Drafts that steps verified"),
-    "vllm:spec_decode_num_draft_tokens": ("num_draft_tokens", "Tokens of the verified drafts"),
-    "vllm:spec_decode_num_accepted_tokens": (
-        "num_accepted_tokens",
-        "Draft tokens accepted: they and all before them equal the sampled tokens",
-    ),
-}
-# The same for engines with a host-memory tier.
-HOST_COUNTERS: dict[str, tuple[str, str]] = {
-    "vllm:external_prefix_cache_queries": (
-        "host_cache_queries",
-        "Prompt tokens looked up in host memory because the device's prefix cache lacked them",
-    ),
-    "vllm:external_prefix_cache_hits": ("host_cache_hits", "Prompt tokens found in host memory"),
-    "vllm:kv_offload_store_bytes": ("host_bytes_saved", "Bytes of KV pages copied to host memory"),
-    "vllm:kv_offload_load_bytes": ("host_bytes_loaded", "Bytes of KV pages copied back to the device"),
-    "vllm:kv_offload_load_time": (
-        "host_load_seconds",
-        "Seconds from the start of each load until the scheduler saw its end",
-    ),
-    "vllm:kv_offload_stores_skipped": (
-        "host_pages_dropped",
-        "KV pages evicted from the device without a copy because too many were evicted at once",
-    ),
-    "chorale:host_kv_loads": ("num_host_loads", "Loads from host memory"),
-}
 ACCEPTED_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
-# Fields of ``EngineStats`` that only increase during an engine's life.
-ENGINE_FIELDS = (
-    *(field for field, _ in (*ENGINE_COUNTERS.values(), *DRAFT_COUNTERS.values(), *HOST_COUNTERS.values())),
-    "cached_prompt_tokens",
-    "host_prompt_tokens",
-)
-# The same by column, and histograms.
-COLUMN_FIELDS = ("accepted_per_position", "step_tokens", "block_lifetimes", "block_idle", "block_gaps")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # vLLM's states
 
 

@@ -81,9 +81,8 @@ class Metrics(Collector):
         self._client: Engines | None = None
         self._num_watched = 0
         self._labels = self.engines[0].labels
-        self._store_works = True
-        self._store_sizes: dict[str, int] = {}  # contents of the response store, by metric
-        self._num_batches: dict[str, int] = {}  # by status; empty if the server stores no batches
+        self._gauges: dict[str, Mapping[Labels, float]] = {}  # samples of ``STORE_GAUGES``
+        self.store_works(True)
         self.process, self._share, self._log_stats = process, share, log_stats
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -146,24 +145,24 @@ class Metrics(Collector):
 
     def store_works(self, works: bool) -> None:
         """Records whether the last write to the response store succeeded."""
-        self._store_works = works
+        self._gauges["chorale:response_store_up"] = {(): int(works)}
 
     def stored(self, stats: StoreStats) -> None:
         """Records the contents of the response store, which all processes share, so it is not summed."""
-        self._store_sizes = {
-            "chorale:response_store_responses": stats.num_responses,
-            "chorale:response_store_conversations": stats.num_conversations,
-            "chorale:response_store_bytes": stats.num_bytes,
-            "chorale:background_responses": stats.num_live,
+        self._gauges |= {
+            "chorale:response_store_responses": {(): stats.num_responses},
+            "chorale:response_store_conversations": {(): stats.num_conversations},
+            "chorale:response_store_bytes": {(): stats.num_bytes},
+            "chorale:background_responses": {(): stats.num_live},
         }
 
     def batches_stored(self, stats: BatchStats) -> None:
         """Records the batches and files, which all processes share too."""
-        self._store_sizes |= {
-            "chorale:files": stats.num_files,
-            "chorale:file_bytes": stats.num_bytes,
+        self._gauges |= {
+            "chorale:files": {(): stats.num_files},
+            "chorale:file_bytes": {(): stats.num_bytes},
+            "chorale:batches": {(status,): number for status, number in stats.num_by_status.items()},
         }
-        self._num_batches = stats.num_by_status
 
     def http_finished(self, handler: str, method: str, status: int, seconds: float) -> None:
         """Counts a request.
@@ -216,11 +215,13 @@ class Metrics(Collector):
     def collect_requests(self) -> Iterator[Any]:
         """Yields the metrics of requests, tools and the store."""
         self._watch_new()
-        yield self._gauge("chorale:response_store_up", {(): int(self._store_works)})
-        for name, value in self._store_sizes.items():
-            yield self._gauge(name, {(): value})
-        if self._num_batches:
-            yield self._gauge("chorale:batches", {(status,): n for status, n in self._num_batches.items()})
+        for name, samples in self._gauges.items():
+            doc, labels = STORE_GAUGES[name]
+            family = self._family(GaugeMetricFamily, name, doc, labels)
+            for values, number in samples.items():
+                family.add_metric([*self._labels.values(), *values], number)
+            if samples:
+                yield family
         yield from self._collect_series()
 
     def _collect_series(self) -> Iterator[Any]:
@@ -266,14 +267,6 @@ class Metrics(Collector):
                 named = [sample._replace(labels=label) for sample in family.samples]
                 found.samples = named if found is family else found.samples + named
         yield from merged.values()
-
-    def _gauge(self, name: str, values: Mapping[Labels, float]) -> Any:
-        """Returns one of ``STORE_GAUGES``, with its values by label values."""
-        doc, labels = STORE_GAUGES[name]
-        family = self._family(GaugeMetricFamily, name, doc, labels)
-        for found, value in values.items():
-            family.add_metric([*self._labels.values(), *found], value)
-        return family
 
 
 _Counts = dict[str, list[tuple[Labels, float]]]

@@ -36,6 +36,6 @@ def test_counters_of_a_restarted_engine_are_added_whether_lower_or_higher(
         record.observe(view.stats)  # by a request, before the new id is seen
     view.become("b", steps)
     for _ in range(2):
-        assert record.totals(record.current_stats())["num_steps"] == counted
-        assert record.totals(record.current_stats())["generation_tokens"] == 10 * counted
+        assert record.totals(record.current_stats()).num_steps == counted
+        assert record.totals(record.current_stats()).generation_tokens == 10 * counted
     assert record.num_restarts == 1
