@@ -27,7 +27,7 @@ from chorale.harmony.vocab import Vocabulary
 from chorale.tools.contract import ToolResult
 from chorale.tracing.context import within
 from chorale.turns.built_in.run_call import render_result, room_for_result, run_call
-from chorale.turns.choice.choice import Choice
+from chorale.turns.choice.choice import AnyChoice, Choice
 from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.compaction import sampling_of_pass
 from chorale.turns.direct import Direct
@@ -41,8 +41,6 @@ Batches = AsyncGenerator[list[ChoiceEvents]]
 Steps = AsyncGenerator[list[ChoiceEvents] | Need]  # batches, finally the choice's next need
 QUEUE_PATIENCE = 5.0  # seconds for which a turn after a tool retries a full queue
 
-
-AnyChoice = Choice | RawChoice
 Either = TypeVar("Either", Choice, RawChoice)
 
 

@@ -8,6 +8,7 @@ more is read until the need is met. All parts write to one ``Emitter``: ``ItemWr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from chorale.engine.types import TokenChunk
 from chorale.errors import ChoraleError
@@ -28,8 +29,8 @@ from chorale.turns.needs import ENDED, CallTool, Compact, Ended, Need, NextRound
 from chorale.turns.request import TurnRequest
 
 
-class Choice:
-    """Takes the chunks of one choice; ``take`` returns its events."""
+class AnyChoice:
+    """What harmony choices and raw ones share: their events, and their end."""
 
     def __init__(self, vocab: Vocabulary, request: TurnRequest, index: int, eos: frozenset[int]) -> None:
         self.index = index
@@ -37,9 +38,43 @@ class Choice:
         self._request = request
         self._eos = eos
         self._need: Need | None = None
-        self._forced = False  # the answer was forced after the last tool call
         self._out = Emitter(len(request.prompt_token_ids), request.stream_interval, progress=request.progress)
         self.take = self._out.take
+
+    def fail(self, error: ChoraleError) -> Ended:
+        """Ends with an error, after everything that was produced."""
+        return self.end("error", error=error)
+
+    def end(
+        self,
+        reason: EndReason,
+        stop_reason: str | int | None = None,
+        error: ChoraleError | None = None,
+        *,
+        keep_tail: bool = True,
+    ) -> Ended:
+        """Closes open items and emits ``TurnEnded``. Idempotent. ``keep_tail``: show held-back text."""
+        if self._need is not ENDED:
+            self._need = ENDED
+            self._out.usage.output_tokens = len(self._out.sampled)
+            reason = self._close(reason, keep_tail=keep_tail)
+            self._out.end(reason, stop_reason, error, self._tool_state())
+        return ENDED
+
+    def _close(self, reason: EndReason, *, keep_tail: bool) -> EndReason:
+        """Closes open items. Returns the reason of the end."""
+        raise NotImplementedError
+
+    def _tool_state(self) -> dict[str, Any] | None:
+        return None
+
+
+class Choice(AnyChoice):
+    """Takes the chunks of one choice; ``take`` returns its events."""
+
+    def __init__(self, vocab: Vocabulary, request: TurnRequest, index: int, eos: frozenset[int]) -> None:
+        super().__init__(vocab, request, index, eos)
+        self._forced = False  # the answer was forced after the last tool call
         tools = request.tools
         self._tools = ToolUse(tools[index], request.rules, self._out) if tools else None
         self._compactor = Compactor(request.compaction, self._out)
@@ -283,27 +318,10 @@ class Choice:
                 self._on_event(event, tokens)
         self._items.close(status)
 
-    def fail(self, error: ChoraleError) -> Ended:
-        """Ends with an error, after everything that was produced."""
-        return self.end("error", error=error)
-
-    def end(
-        self,
-        reason: EndReason,
-        stop_reason: str | int | None = None,
-        error: ChoraleError | None = None,
-        *,
-        keep_tail: bool = True,
-    ) -> Ended:
-        """Closes open items and emits ``TurnEnded``. Idempotent. ``keep_tail``: show held-back text."""
-        if self._need is ENDED:
-            return ENDED
-        self._need = ENDED
-        out = self._out
-        out.usage.output_tokens = len(out.sampled)
-        out.usage.add(self._compactor.spent)
+    def _close(self, reason: EndReason, *, keep_tail: bool) -> EndReason:
+        self._out.usage.add(self._compactor.spent)
         self._drain("completed" if reason in ("stop", "tool_calls") else "incomplete", keep_tail=keep_tail)
-        if reason == "stop" and self._items.called:
-            reason = "tool_calls"
-        out.end(reason, stop_reason, error, self._tools.state() if self._tools is not None else None)
-        return ENDED
+        return "tool_calls" if reason == "stop" and self._items.called else reason
+
+    def _tool_state(self) -> dict[str, Any] | None:
+        return self._tools.state() if self._tools is not None else None

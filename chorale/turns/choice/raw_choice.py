@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from chorale.engine.types import TokenChunk, TokenLogprobs
-from chorale.errors import ChoraleError
 from chorale.harmony.text import TextDecoder
 from chorale.harmony.vocab import NUM_RANKS, Vocabulary
 from chorale.ids import new_id
-from chorale.turns.choice.choice import Choice
-from chorale.turns.choice.emitter import Emitter
+from chorale.turns.choice.choice import AnyChoice, Choice
 from chorale.turns.choice.item import OpenItem, Token
 from chorale.turns.choice.stops import StopFilter
 from chorale.turns.events import EndReason, ItemOpened, PromptScored, TurnEnded, chunk_error
@@ -33,7 +31,7 @@ def _special_positions(token_ids: Sequence[int]) -> list[int]:
     return [position for position, token in enumerate(token_ids) if token >= NUM_RANKS]
 
 
-class RawChoice:
+class RawChoice(AnyChoice):
     """Takes the chunks of one choice; ``take`` returns its events.
 
     ``discard``: max_tokens was 0, so the one token that the engine samples is not part of the answer.
@@ -55,16 +53,11 @@ class RawChoice:
         in_final: bool = False,
         scores_stop: bool = False,
     ) -> None:
-        self.index = index
-        self._vocab = vocab
-        self._request = request
-        self._eos = eos
+        super().__init__(vocab, request, index, eos)
         self._skip_special = skip_special_tokens
         self._discard = discard
         self._hide_stop = hide_stop
         self._scores_stop = scores_stop
-        self._out = Emitter(len(request.prompt_token_ids), request.stream_interval, progress=request.progress)
-        self.take = self._out.take
         self._decoder = TextDecoder(vocab)
         stop, num_early = request.stop, request.sampling.min_tokens
         self._watch = Choice(vocab, request, index, eos) if in_final and stop else None
@@ -189,29 +182,12 @@ class RawChoice:
         token = chunk.stop_token_id
         return self.end("stop", None if token in self._eos else token)
 
-    def fail(self, error: ChoraleError) -> Ended:
-        """Ends with an error, after everything that was produced."""
-        return self.end("error", error=error)
-
-    def end(
-        self,
-        reason: EndReason,
-        stop_reason: str | int | None = None,
-        error: ChoraleError | None = None,
-        *,
-        keep_tail: bool = True,
-    ) -> Ended:
-        """Closes the item and emits ``TurnEnded``. Idempotent. ``keep_tail``: show held-back text."""
-        out = self._out
-        if out.ended:
-            return ENDED
-        out.usage.output_tokens = len(out.sampled)
+    def _close(self, reason: EndReason, *, keep_tail: bool) -> EndReason:
         if self._item is not None:
             if keep_tail:
                 self._flush_tail(self._item)
-            out.close("completed" if reason == "stop" else "incomplete")
-        out.end(reason, stop_reason, error)
-        return ENDED
+            self._out.close("completed" if reason == "stop" else "incomplete")
+        return reason
 
     def _flush_tail(self, item: OpenItem) -> None:
         tail, unread = self._decoder.flush(), self._unread
