@@ -1,6 +1,6 @@
 """/openapi.json, generated from the request models and shown at /docs.
 
-``operations`` lists the served operations; a test compares it with the routes. --disable-fastapi-docs turns
+``OPERATIONS`` lists the served operations; a test compares it with the routes. --disable-fastapi-docs turns
 both off.
 """
 
@@ -101,141 +101,112 @@ _TAGS = {
 }
 
 
-def operations() -> tuple[Operation, ...]:
-    """Returns all operations."""
-    return (*_generating(), *_storing(), *_operating())
-
-
-def _generating() -> tuple[Operation, ...]:
-    """Returns the operations that generate, and those on their stored results."""
-    return (
-        Operation("POST", _CHAT, "Create a chat completion", ChatRequest, streams=True),
-        Operation("POST", f"{_CHAT}/render", "Get the token ids of a chat completion", ChatRequest),
-        Operation(
-            "POST",
-            f"{_CHAT}/derender",
-            "Convert generated tokens to a chat completion",
-            DerenderChatRequest,
-        ),
-        Operation(
-            "POST",
-            f"{_CHAT}/batch",
-            "Create chat completions of several conversations",
-            BatchChatRequest,
-        ),
-        Operation("GET", _CHAT, "List stored chat completions"),
-        Operation("GET", _STORED_CHAT, "Get a stored chat completion"),
-        Operation("POST", _STORED_CHAT, "Replace the metadata of a stored chat completion", MetadataUpdate),
-        Operation("DELETE", _STORED_CHAT, "Delete a stored chat completion"),
-        Operation("GET", f"{_STORED_CHAT}/messages", "List the messages of a stored chat completion"),
-        Operation("POST", "/v1/completions", "Continue a raw prompt", CompletionRequest, streams=True),
-        Operation("POST", "/v1/completions/render", "Get the token ids of a raw prompt", CompletionRequest),
-        Operation(
-            "POST",
-            "/v1/completions/derender",
-            "Convert generated tokens to a completion",
-            DerenderCompletionRequest,
-        ),
-        Operation(
-            "POST", "/v1/messages", "Create a message (Anthropic's API)", MessagesRequest, streams=True
-        ),
-        Operation("POST", "/v1/messages/count_tokens", "Count the prompt tokens of a message", CountRequest),
-        Operation("POST", "/v1/messages/render", "Get the token ids of a message", MessagesRequest),
-        Operation(
-            "POST",
-            "/v1/responses",
-            "Create a response (GET with a WebSocket upgrade: many on one connection)",
-            ResponsesRequest,
-            streams=True,
-        ),
-        Operation(
-            "POST", "/v1/responses/input_tokens", "Count the prompt tokens of a response", ResponsesRequest
-        ),
-        Operation("POST", "/v1/responses/render", "Get the token ids of a response", ResponsesRequest),
-        Operation("POST", "/v1/responses/compact", "Summarize a conversation", CompactRequest),
-        Operation(
-            "GET",
-            _RESPONSE,
-            "Get a stored response, or stream its events from any position (background responses only)",
-        ),
-        Operation("DELETE", _RESPONSE, "Delete a stored response"),
-        Operation("POST", f"{_RESPONSE}/cancel", "Cancel a background response"),
-        Operation("GET", f"{_RESPONSE}/input_items", "List the input items of a response"),
-    )
-
-
-def _storing() -> tuple[Operation, ...]:
-    """Returns the operations on conversations, files and batches."""
-    return (
-        Operation("POST", "/v1/conversations", "Create a conversation", CreateConversation),
-        Operation("GET", _CONVERSATION, "Get a conversation"),
-        Operation("POST", _CONVERSATION, "Replace the metadata of a conversation", UpdateConversation),
-        Operation("DELETE", _CONVERSATION, "Delete a conversation and its items"),
-        Operation("GET", f"{_CONVERSATION}/items", "List the items of a conversation"),
-        Operation("POST", f"{_CONVERSATION}/items", "Add items to a conversation", CreateItems),
-        Operation("GET", f"{_CONVERSATION}/items/{{item_id}}", "Get an item of a conversation"),
-        Operation("DELETE", f"{_CONVERSATION}/items/{{item_id}}", "Delete an item from a conversation"),
-        Operation("POST", "/v1/files", "Upload a file", UploadForm, media_type="multipart/form-data"),
-        Operation("GET", "/v1/files", "List files"),
-        Operation("GET", "/v1/files/{file_id}", "Get a file's description"),
-        Operation("DELETE", "/v1/files/{file_id}", "Delete a file"),
-        Operation("GET", "/v1/files/{file_id}/content", "Get a file's content"),
-        Operation("POST", "/v1/batches", "Create a batch", CreateBatch),
-        Operation("GET", "/v1/batches", "List batches"),
-        Operation("GET", "/v1/batches/{batch_id}", "Get a batch"),
-        Operation("POST", "/v1/batches/{batch_id}/cancel", "Cancel a batch"),
-    )
-
-
-def _operating() -> tuple[Operation, ...]:
-    """Returns the operations on tokens, models and the server."""
-    return (
-        Operation(
-            "POST", "/inference/v1/generate", "Continue token ids with tokens", GenerateRequest, streams=True
-        ),
-        Operation(
-            "POST",
-            "/inference/v1/abort_requests",
-            "Abort requests of the same key by their ids",
-            AbortRequest,
-        ),
-        Operation(
-            "POST",
-            "/invocations",
-            "Create a chat completion, completion or response, depending on the body (SageMaker)",
-        ),
-        Operation("GET", "/v1/models", "List the models"),
-        Operation("GET", "/v1/models/{model}", "Get a model"),
-        Operation("POST", "/v1/load_lora_adapter", "Load a LoRA adapter", LoadRequest),
-        Operation("POST", "/v1/unload_lora_adapter", "Stop serving a LoRA adapter", UnloadRequest),
-        Operation("POST", "/tokenize", "Convert a prompt or a chat to tokens", TokenizeRequest),
-        Operation("POST", "/detokenize", "Convert tokens to text", DetokenizeRequest),
-        Operation("GET", "/health", "Check the engine: 200, or 503 with the reason"),
-        Operation("GET", "/ready", "Check readiness: like /health, but 503 while the server drains"),
-        Operation("GET", "/ping", "Same as /health"),
-        Operation("POST", "/ping", "Same as /health"),
-        Operation("GET", "/version", "Get the server's version"),
-        Operation("GET", "/load", "Get the number of requests in progress"),
-        Operation("GET", "/metrics", "Get Prometheus metrics"),
-        Operation("POST", "/pause", "Stop generating (mode: abort, wait or keep; clear_cache)"),
-        Operation("POST", "/resume", "Continue generating"),
-        Operation("GET", "/is_paused", "Check whether every engine is paused"),
-        Operation("POST", "/sleep", "Release the device's memory (level: 0, 1 or 2; mode as for /pause)"),
-        Operation("POST", "/wake_up", "Restore memory (tags: weights, kv_cache) and continue"),
-        Operation("GET", "/is_sleeping", "Check whether every engine sleeps"),
-        Operation("POST", "/reset_prefix_cache", "Empty the prefix cache (reset_running_requests)"),
-        Operation("GET", "/server_info", "Get the configuration (config_format: text or json)"),
-        Operation("GET", "/get_world_size", "Get the number of ranks (include_dp)"),
-        Operation("POST", "/init_weight_transfer_engine", "Connect the engines with a sender of weights"),
-        Operation("POST", "/shutdown_weight_transfer_engine", "Close the connection to the sender"),
-        Operation("POST", "/start_weight_update", "Begin an update of the weights, while paused"),
-        Operation("POST", "/update_weights", "Receive tensors (update_info)"),
-        Operation("POST", "/finish_weight_update", "Use the new weights (weight_version)"),
-        Operation("POST", "/update_weight_version", "Label the weights (new_version)"),
-        Operation("GET", "/weight_info", "Get the label of the weights"),
-        Operation("POST", "/start_profile", "Start a trace of each rank"),
-        Operation("POST", "/stop_profile", "End the traces and write them"),
-    )
+OPERATIONS = (
+    # generating, and what they store
+    Operation("POST", _CHAT, "Create a chat completion", ChatRequest, streams=True),
+    Operation("POST", f"{_CHAT}/render", "Get the token ids of a chat completion", ChatRequest),
+    Operation(
+        "POST", f"{_CHAT}/derender", "Convert generated tokens to a chat completion", DerenderChatRequest
+    ),
+    Operation("POST", f"{_CHAT}/batch", "Create chat completions of several conversations", BatchChatRequest),
+    Operation("GET", _CHAT, "List stored chat completions"),
+    Operation("GET", _STORED_CHAT, "Get a stored chat completion"),
+    Operation("POST", _STORED_CHAT, "Replace the metadata of a stored chat completion", MetadataUpdate),
+    Operation("DELETE", _STORED_CHAT, "Delete a stored chat completion"),
+    Operation("GET", f"{_STORED_CHAT}/messages", "List the messages of a stored chat completion"),
+    Operation("POST", "/v1/completions", "Continue a raw prompt", CompletionRequest, streams=True),
+    Operation("POST", "/v1/completions/render", "Get the token ids of a raw prompt", CompletionRequest),
+    Operation(
+        "POST",
+        "/v1/completions/derender",
+        "Convert generated tokens to a completion",
+        DerenderCompletionRequest,
+    ),
+    Operation("POST", "/v1/messages", "Create a message (Anthropic's API)", MessagesRequest, streams=True),
+    Operation("POST", "/v1/messages/count_tokens", "Count the prompt tokens of a message", CountRequest),
+    Operation("POST", "/v1/messages/render", "Get the token ids of a message", MessagesRequest),
+    Operation(
+        "POST",
+        "/v1/responses",
+        "Create a response (GET with a WebSocket upgrade: many on one connection)",
+        ResponsesRequest,
+        streams=True,
+    ),
+    Operation(
+        "POST", "/v1/responses/input_tokens", "Count the prompt tokens of a response", ResponsesRequest
+    ),
+    Operation("POST", "/v1/responses/render", "Get the token ids of a response", ResponsesRequest),
+    Operation("POST", "/v1/responses/compact", "Summarize a conversation", CompactRequest),
+    Operation(
+        "GET",
+        _RESPONSE,
+        "Get a stored response, or stream its events from any position (background responses only)",
+    ),
+    Operation("DELETE", _RESPONSE, "Delete a stored response"),
+    Operation("POST", f"{_RESPONSE}/cancel", "Cancel a background response"),
+    Operation("GET", f"{_RESPONSE}/input_items", "List the input items of a response"),
+    # conversations, files and batches
+    Operation("POST", "/v1/conversations", "Create a conversation", CreateConversation),
+    Operation("GET", _CONVERSATION, "Get a conversation"),
+    Operation("POST", _CONVERSATION, "Replace the metadata of a conversation", UpdateConversation),
+    Operation("DELETE", _CONVERSATION, "Delete a conversation and its items"),
+    Operation("GET", f"{_CONVERSATION}/items", "List the items of a conversation"),
+    Operation("POST", f"{_CONVERSATION}/items", "Add items to a conversation", CreateItems),
+    Operation("GET", f"{_CONVERSATION}/items/{{item_id}}", "Get an item of a conversation"),
+    Operation("DELETE", f"{_CONVERSATION}/items/{{item_id}}", "Delete an item from a conversation"),
+    Operation("POST", "/v1/files", "Upload a file", UploadForm, media_type="multipart/form-data"),
+    Operation("GET", "/v1/files", "List files"),
+    Operation("GET", "/v1/files/{file_id}", "Get a file's description"),
+    Operation("DELETE", "/v1/files/{file_id}", "Delete a file"),
+    Operation("GET", "/v1/files/{file_id}/content", "Get a file's content"),
+    Operation("POST", "/v1/batches", "Create a batch", CreateBatch),
+    Operation("GET", "/v1/batches", "List batches"),
+    Operation("GET", "/v1/batches/{batch_id}", "Get a batch"),
+    Operation("POST", "/v1/batches/{batch_id}/cancel", "Cancel a batch"),
+    # tokens, models and the server
+    Operation(
+        "POST", "/inference/v1/generate", "Continue token ids with tokens", GenerateRequest, streams=True
+    ),
+    Operation(
+        "POST", "/inference/v1/abort_requests", "Abort requests of the same key by their ids", AbortRequest
+    ),
+    Operation(
+        "POST",
+        "/invocations",
+        "Create a chat completion, completion or response, depending on the body (SageMaker)",
+    ),
+    Operation("GET", "/v1/models", "List the models"),
+    Operation("GET", "/v1/models/{model}", "Get a model"),
+    Operation("POST", "/v1/load_lora_adapter", "Load a LoRA adapter", LoadRequest),
+    Operation("POST", "/v1/unload_lora_adapter", "Stop serving a LoRA adapter", UnloadRequest),
+    Operation("POST", "/tokenize", "Convert a prompt or a chat to tokens", TokenizeRequest),
+    Operation("POST", "/detokenize", "Convert tokens to text", DetokenizeRequest),
+    Operation("GET", "/health", "Check the engine: 200, or 503 with the reason"),
+    Operation("GET", "/ready", "Check readiness: like /health, but 503 while the server drains"),
+    Operation("GET", "/ping", "Same as /health"),
+    Operation("POST", "/ping", "Same as /health"),
+    Operation("GET", "/version", "Get the server's version"),
+    Operation("GET", "/load", "Get the number of requests in progress"),
+    Operation("GET", "/metrics", "Get Prometheus metrics"),
+    Operation("POST", "/pause", "Stop generating (mode: abort, wait or keep; clear_cache)"),
+    Operation("POST", "/resume", "Continue generating"),
+    Operation("GET", "/is_paused", "Check whether every engine is paused"),
+    Operation("POST", "/sleep", "Release the device's memory (level: 0, 1 or 2; mode as for /pause)"),
+    Operation("POST", "/wake_up", "Restore memory (tags: weights, kv_cache) and continue"),
+    Operation("GET", "/is_sleeping", "Check whether every engine sleeps"),
+    Operation("POST", "/reset_prefix_cache", "Empty the prefix cache (reset_running_requests)"),
+    Operation("GET", "/server_info", "Get the configuration (config_format: text or json)"),
+    Operation("GET", "/get_world_size", "Get the number of ranks (include_dp)"),
+    Operation("POST", "/init_weight_transfer_engine", "Connect the engines with a sender of weights"),
+    Operation("POST", "/shutdown_weight_transfer_engine", "Close the connection to the sender"),
+    Operation("POST", "/start_weight_update", "Begin an update of the weights, while paused"),
+    Operation("POST", "/update_weights", "Receive tensors (update_info)"),
+    Operation("POST", "/finish_weight_update", "Use the new weights (weight_version)"),
+    Operation("POST", "/update_weight_version", "Label the weights (new_version)"),
+    Operation("GET", "/weight_info", "Get the label of the weights"),
+    Operation("POST", "/start_profile", "Start a trace of each rank"),
+    Operation("POST", "/stop_profile", "End the traces and write them"),
+)
 
 
 def routes(state: ServerState) -> list[Route]:
@@ -256,12 +227,11 @@ def describe(server: str = "/", model: str = "gpt-oss-20b", *, refuses: bool = F
 
     ``server``: prefix of all paths. ``model``: name in examples. ``refuses``: unknown fields are errors.
     """
-    listed = operations()
-    bodies = sorted({op.body for op in listed if op.body is not None}, key=lambda model: model.__name__)
+    bodies = sorted({op.body for op in OPERATIONS if op.body is not None}, key=lambda model: model.__name__)
     _, schemas = models_json_schema([(model, "validation") for model in bodies], ref_template=_REF)
     found = schemas.get("$defs", {})
     paths: dict[str, dict[str, Any]] = {}
-    for operation in listed:
+    for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation, model)
     return {
         "openapi": "3.1.0",

@@ -13,7 +13,7 @@ from starlette.routing import Route, WebSocketRoute
 from chorale.api.app import all_routes
 from chorale.api.http.anthropic_errors import PATHS as MESSAGES_PATHS
 from chorale.api.http.auth import DOCS_PATHS, OPEN_PATHS, PAGE_PATHS
-from chorale.api.openapi import describe, operations
+from chorale.api.openapi import OPERATIONS, describe
 from chorale.client.base import EngineStatus
 from chorale.config.engine import hash_key
 from tests.support.raw_http import Answer, Probe, call, exchange
@@ -443,7 +443,7 @@ async def test_an_unsupported_header_value_is_refused(header: str, value: str, s
 async def test_error_responses_do_not_repeat_long_paths() -> None:
     fills = ("a" * 60_000, "%22%5C" * 9_000, "conv_" + "0" * 60_000, "resp_" + "0" * 60_000)
     async with served() as server:
-        paths = {(op.method, op.path) for op in operations() if "{" in op.path}
+        paths = {(op.method, op.path) for op in OPERATIONS if "{" in op.path}
         paths |= {(method, "/{x}") for method in ("GET", "PUT", "OPTIONS", "M-SEARCH")}
         for method, path in paths:
             for fill in fills:
@@ -464,7 +464,7 @@ async def test_the_openapi_document_lists_exactly_the_routes() -> None:
             if isinstance(route, Route)  # OpenAPI cannot describe a WebSocket
             for method in (route.methods or set()) - {"HEAD"}
         }
-    described = {(operation.method, operation.path) for operation in operations()}
+    described = {(operation.method, operation.path) for operation in OPERATIONS}
     pages = ("/openapi.json", *DOCS_PATHS, *(path.replace(":path", "") for path in PAGE_PATHS))
     assert routed - described == {("GET", path) for path in pages}
     assert described <= routed

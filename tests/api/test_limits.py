@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from chorale.api import limits
 from chorale.api.http.body import parse_model
 from chorale.api.limits import LIMITS, SIZES, Limit
-from chorale.api.openapi import operations
+from chorale.api.openapi import OPERATIONS
 from chorale.errors import RequestError
 from scripts.api_docs import limits_table
 
@@ -70,7 +70,7 @@ def test_the_documented_table_lists_every_limit() -> None:
 
 
 def test_every_limit_belongs_to_a_field_or_a_query_parameter() -> None:
-    bodies = [operation.body for operation in operations() if operation.body is not None]
+    bodies = [operation.body for operation in OPERATIONS if operation.body is not None]
     of_fields = {name for body in bodies for name in body.model_fields}
     within_fields = {"token_id", "compact_threshold", "completions.max_tokens", "expires_after.seconds"}
     within_fields |= {"index", "logprob", "rank"}  # of generated tokens
@@ -109,7 +109,7 @@ ELEMENTS = {
 
 def numeric_fields() -> Iterator[Any]:
     """Yields (model, field) for every request field whose schema contains a number."""
-    models = {operation.body for operation in operations() if operation.body is not None}
+    models = {operation.body for operation in OPERATIONS if operation.body is not None}
     for model in sorted(models, key=lambda each: each.__name__):  # parallel workers must agree on the order
         for field, schema in model.model_json_schema()["properties"].items():
             text = json.dumps(schema)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.api.openapi import operations
+from chorale.api.openapi import OPERATIONS
 from chorale.config.options.settings import merge
 from chorale.errors import ConfigError
 from tests.deploy.files import load_script
@@ -69,7 +69,7 @@ def test_the_generated_tables_match_the_list_of_names(name: str) -> None:
 
 
 def test_what_only_chorale_has_is_served() -> None:
-    served = {each.path for each in operations()}
+    served = {each.path for each in OPERATIONS}
     ours = re.search(r"^Only in Chorale: (.*?)\. Fields of", PAGE, re.MULTILINE | re.DOTALL)
     assert ours
     for path in ours[1].split("`")[1::2]:

@@ -12,7 +12,7 @@ import pytest
 from chorale.api.chat import request as chat
 from chorale.api.completions import request as completions
 from chorale.api.messages import request as messages
-from chorale.api.openapi import operations
+from chorale.api.openapi import OPERATIONS
 from chorale.api.operator import tokenize
 from chorale.api.responses import request as responses
 from chorale.api.telemetry.engine_metrics import ENGINE_METRICS
@@ -72,7 +72,7 @@ def variable(line: Name) -> str:
 
 
 def endpoint(line: Name) -> str:
-    served = {f"{each.method.upper()} {each.path}" for each in operations()}
+    served = {f"{each.method.upper()} {each.path}" for each in OPERATIONS}
     return "acts" if line.name in served or line.name in OPTIONAL_PATHS else "refused"
 
 

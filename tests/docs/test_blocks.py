@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from chorale.api.openapi import operations
+from chorale.api.openapi import OPERATIONS
 from chorale.cli.commands.machine.fit import take_gpus
 from chorale.cli.commands.measure.bench import BENCHES
 from chorale.cli.completion import PARSERS, _own_parser
@@ -287,6 +287,6 @@ def eval_command(words: list[str]) -> None:
 def test_every_endpoint_has_an_example() -> None:
     """An endpoint that is new must come with a request and its answer, in docs/reference/api-examples.md."""
     text = (ROOT / "docs" / "reference" / "api-examples.md").read_text("utf-8")
-    for operation in operations():
+    for operation in OPERATIONS:
         heading = f"\n### {operation.method.upper()} `{operation.path}`\n"
         assert heading in text, heading
