@@ -45,9 +45,10 @@ def bind_sockets(config: ServerConfig) -> list[socket.socket]:
         raise ConfigError(f"--host {config.host}: {error.strerror}") from None
     sockets: list[socket.socket] = []
     absent: OSError | None = None
-    for family, kind, protocol, _, address in found:
+    for family, _, _, _, address in found:
         try:
-            sockets.append(_bind_inet(family, kind, protocol, address))
+            # An IPv6 socket takes no IPv4 connections: another socket does.
+            sockets.append(socket.create_server(address, family=family, backlog=BACKLOG))
         except OSError as error:
             absent = error
             # A name may have addresses of a family that this machine lacks; one working address is enough.
@@ -71,23 +72,8 @@ def _cannot_listen(config: ServerConfig, error: OSError | None) -> ConfigError:
             f"port {config.port} of {config.host} is in use; stop the server that uses it, or choose another "
             f"port: {os.environ.get('CHORALE_PORT_HINT') or '--port 9000'}"
         )
-    reason = error.strerror if error is not None else "the name has no address"
+    reason = os.strerror(error.errno or 0) if error is not None else "the name has no address"
     return ConfigError(f"cannot listen on {config.host}:{config.port}: {reason}")
-
-
-def _bind_inet(family: int, kind: int, protocol: int, address: object) -> socket.socket:
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        bound.bind(address)  # type: ignore[arg-type]
-        bound.listen(BACKLOG)
-        bound.setblocking(False)
-    except OSError:
-        bound.close()
-        raise
-    return bound
 
 
 def _bind_unix(path: Path) -> socket.socket:
