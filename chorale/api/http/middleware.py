@@ -24,7 +24,7 @@ from chorale.api.http.request_limits import LimitedBody, check_head
 from chorale.api.http.stream import KEEP_ALIVE
 from chorale.api.state import ServerState
 from chorale.api.telemetry.generation_span import CLIENT_LEFT as DISCONNECTED
-from chorale.api.telemetry.request_trace import End, begin_request, end_request
+from chorale.api.telemetry.request_trace import begin_request, end_request
 from chorale.errors import (
     ChoraleError,
     EngineLoadingError,
@@ -159,7 +159,7 @@ class HttpMiddleware:
         if status != SWITCHED:
             self._state.metrics.http_finished(handler, exchange.method, status, elapsed)
         if context is not None and handler not in OPEN_PATHS:
-            end_request(self._state, context, handler, End(status, exchange.error))
+            end_request(self._state, context, handler, status, exchange.error)
         if self._state.config.access_log:
             # Clients that wait for the model would bury the log of the start.
             is_noise = handler in OPEN_PATHS or exchange.error == EngineLoadingError.default_code

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.types import Scope
@@ -28,14 +27,6 @@ OPERATIONS = {
     "/invocations": "chat",
 }
 _PROPAGATED = (b"traceparent", b"tracestate")
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """How a request ended. ``status``: the HTTP status; ``error``: the error code."""
-
-    status: int
-    error: str | None = None
 
 
 class TracedServer(Protocol):
@@ -66,19 +57,21 @@ def _ignored(server: TracedServer) -> IgnoredFields | None:
     return IgnoredFields() if server.config.unknown_fields == "warn" else None
 
 
-def end_request(server: TracedServer, context: RequestContext, route: str, end: End) -> None:
-    """Ends the span of a request whose route is ``route`` (a path template)."""
+def end_request(
+    server: TracedServer, context: RequestContext, route: str, status: int, error: str | None
+) -> None:
+    """Ends the span of a request. ``route``: a path template; ``error``: the code of the error."""
     span, record = context.span, context.record
     if span is None or not span.is_recording:
         return
     operation = OPERATIONS.get(route)
     span.rename(f"POST {route}" if operation is None else f"{operation} {_model(server, record)}")
-    span.set({"http.route": route, "http.response.status_code": end.status})
+    span.set({"http.route": route, "http.response.status_code": status})
     span.set({"gen_ai.request.id": context.request_id})
     if operation is not None:
         span.set(_attributes(server, operation, record))
-    error = end.error or record.error
-    if error is not None and 400 <= end.status < 500:
+    error = error or record.error
+    if error is not None and 400 <= status < 500:
         span.set({"error.type": error})  # a client error does not fail the span
     elif error is not None:
         fail(span, error)

@@ -36,7 +36,7 @@ from chorale.api.responses.translate import RenderOptions
 from chorale.api.responses.websocket.lanes import Create, Lanes
 from chorale.api.state import ServerState, select_model
 from chorale.api.telemetry.generation_span import CLIENT_LEFT as DISCONNECTED
-from chorale.api.telemetry.request_trace import End, begin_request, end_request
+from chorale.api.telemetry.request_trace import begin_request, end_request
 from chorale.errors import ChoraleError, EngineLoadingError, QueueFullError, RequestError, invalid
 from chorale.store.protocol import KEPT, PreviousResponseNotFoundError, StoredItem
 from chorale.tracing.context import CURRENT
@@ -135,26 +135,27 @@ class Session:
     # ------------------------------------------------------------------ one response
 
     async def _answer(self, create: Create) -> None:
-        lifecycle, started, end = self._state.lifecycle, time.perf_counter(), End(200)
+        lifecycle, started, status = self._state.lifecycle, time.perf_counter(), 200
+        code: str | None = None
         lifecycle.num_requests += 1
         traced = begin_request(self._state, self._scope, f"{self._connection_id}-{next(self._numbers)}")
         try:
             await self._respond(create)
         except ChoraleError as error:
-            end = End(error.status, error.code)
+            status, code = error.status, error.code
             self._forget(create.data.get("previous_response_id"))
             await self._fail(error, create.lane)
         except ClientDisconnect:
-            end = End(CLIENT_LEFT, DISCONNECTED)
+            status, code = CLIENT_LEFT, DISCONNECTED
         except Exception:
-            end = End(500, "internal_error")
+            status, code = 500, "internal_error"
             logger.exception("a response over a WebSocket failed")
             await self._fail(ChoraleError("internal error"), create.lane)
         finally:
             lifecycle.num_requests -= 1
             elapsed = time.perf_counter() - started
-            self._state.metrics.http_finished("/v1/responses", "WEBSOCKET", end.status, elapsed)
-            end_request(self._state, traced, "/v1/responses", end)
+            self._state.metrics.http_finished("/v1/responses", "WEBSOCKET", status, elapsed)
+            end_request(self._state, traced, "/v1/responses", status, code)
 
     async def _respond(self, create: Create) -> None:
         read = partial(read_create, create.data)
