@@ -11,9 +11,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
 from chorale.api import batches, chat, completions, conversations, files, messages, openapi, responses, tokens
-from chorale.api.http.auth import authenticate_routes
+from chorale.api.http.auth import CALLER, authenticate_routes
 from chorale.api.http.middleware import HttpMiddleware, Layer, Routes
-from chorale.api.http.owner import CALLER
 from chorale.api.operator import (
     adapters,
     admin,

@@ -9,8 +9,8 @@ from typing import Any
 
 from chorale.api.chat.request import ChatRequest
 from chorale.api.fields import wants_continuous_usage
+from chorale.api.http.auth import cache_salt
 from chorale.api.http.offload import beside, is_heavy
-from chorale.api.http.owner import cache_salt
 from chorale.api.http.pdfs import read_pdfs
 from chorale.api.limits import SIZES, check_scores
 from chorale.api.routed_experts import check_experts

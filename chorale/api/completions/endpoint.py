@@ -20,8 +20,8 @@ from chorale.api.completions.request import (
 )
 from chorale.api.completions.text import ChoiceText, TextAnswer, TextChunkWriter, body_choice
 from chorale.api.fields import wants_continuous_usage, wants_usage
+from chorale.api.http.auth import cache_salt
 from chorale.api.http.offload import beside
-from chorale.api.http.owner import cache_salt
 from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
 from chorale.api.http.sse import DONE, event, last_error
 from chorale.api.limits import check_scores

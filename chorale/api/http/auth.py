@@ -3,6 +3,8 @@
 Every route requires a key unless its own path is in ``OPEN_PATHS``. The check belongs to the route object
 that the router matched and never looks at the request's path or Host header, so no spelling of a URL bypasses
 it. Only SHA-256 digests of keys are kept.
+
+The key is the owner of a request: owners share the engine fairly, and each has a prefix-cache salt.
 """
 
 from __future__ import annotations
@@ -12,13 +14,13 @@ import hmac
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
 from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from chorale.api.http.owner import CALLER
 from chorale.errors import AuthenticationError
 
 PAGE_PATHS = ("/", "/page/settings", "/static/{version}/{file:path}")  # the chat page
@@ -37,6 +39,8 @@ HANDLER = "chorale.handler"  # scope key: the matched route's path template
 OWNER = "chorale.owner"
 _PLAIN = (b"x-api-key", b"api-key")  # Anthropic's header and Azure's
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+# The digest of the current request's API key, b"" without keys. Tasks that the request starts inherit it.
+CALLER: ContextVar[bytes] = ContextVar("chorale_caller", default=b"")
 
 
 class AuthenticatedRoute:
@@ -141,3 +145,18 @@ def owner_of(request: Request) -> bytes:
     owner = request.state.owner
     assert isinstance(owner, bytes)
     return owner
+
+
+def cache_salt(owner: bytes, asked: str | None) -> str:
+    """Combines the owner with the client's salt, so that API keys share no cached pages.
+
+    Otherwise a client could probe other clients' prompts: ``cached_tokens`` and the time to the first token
+    reveal whether a prompt prefix has been computed before. ``owner``: the API key's digest, empty on a
+    server without keys. ``asked``: the request's ``cache_salt``, which separates requests with the same key.
+    """
+    salt = asked or ""
+    if not owner:
+        return salt
+    return hashlib.sha256(
+        b"chorale prefix cache\0" + owner + salt.encode("utf-8", "surrogatepass")
+    ).hexdigest()

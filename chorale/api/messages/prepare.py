@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 
+from chorale.api.http.auth import cache_salt
 from chorale.api.http.offload import beside, is_heavy
-from chorale.api.http.owner import cache_salt
 from chorale.api.limits import SIZES
 from chorale.api.messages.convert import Converter, system_text
 from chorale.api.messages.request import CountRequest, MessagesRequest

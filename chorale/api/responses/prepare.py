@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from chorale.api.http.auth import cache_salt
 from chorale.api.http.offload import beside, is_heavy
-from chorale.api.http.owner import cache_salt
 from chorale.api.http.pdfs import read_pdfs
 from chorale.api.limits import SIZES
 from chorale.api.record import recorded

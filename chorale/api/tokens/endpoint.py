@@ -16,9 +16,8 @@ from chorale.api.chat.body import chat_body
 from chorale.api.chat.prepare import read_client_rules
 from chorale.api.chat.request import ChatRequest
 from chorale.api.fields import parse
-from chorale.api.http.auth import owner_of
+from chorale.api.http.auth import cache_salt, owner_of
 from chorale.api.http.offload import beside, is_heavy
-from chorale.api.http.owner import cache_salt
 from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
 from chorale.api.http.sse import DONE, last_error
 from chorale.api.limits import check_scores

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chorale.api.app import all_routes
-from chorale.api.http.owner import cache_salt
+from chorale.api.http.auth import cache_salt
 from chorale.client.base import EngineInfo
 from chorale.config.engine import hash_key, owner_name
 from chorale.engine.core import EngineCore

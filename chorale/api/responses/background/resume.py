@@ -12,7 +12,7 @@ import logging
 import zlib
 from dataclasses import replace
 
-from chorale.api.http.owner import CALLER
+from chorale.api.http.auth import CALLER
 from chorale.api.responses.background.job import Job
 from chorale.api.responses.prepare import prepare
 from chorale.api.responses.request import ResponsesRequest, parse_request
