@@ -1,7 +1,7 @@
 """The LoRA adapters that the server serves beside its model, each under a name of its own.
 
-A request for an adapter runs with a copy of the server's state: its engine client names the adapter in every
-generation of the request, and answers carry the adapter's name.
+A request for an adapter runs with a copy of the server's state (``select_model``): its turns name the
+adapter, and answers carry the adapter's name.
 """
 
 from __future__ import annotations
@@ -11,16 +11,10 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from chorale.config.adapters import LoraModule
-from chorale.engine.types import AdapterRef, GenerateRequest
+from chorale.engine.types import AdapterRef
 from chorale.errors import NotFoundError, PermissionDeniedError, RequestError, invalid
-
-if TYPE_CHECKING:
-    from chorale.client.base import EngineClient, TokenStream
 
 MOST_ADAPTERS = 10_000  # names
 
@@ -85,18 +79,3 @@ def allowed_folder(path: str, folders: Iterable[str]) -> Path:
             "lora_path: the folder is not in one of the server's --lora-dirs", param="lora_path"
         )
     return found
-
-
-class AdaptedClient:
-    """An ``EngineClient`` whose requests run with an adapter."""
-
-    __slots__ = ("_adapter", "_client")
-
-    def __init__(self, client: EngineClient, adapter: AdapterRef) -> None:
-        self._client, self._adapter = client, adapter
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    def submit(self, request: GenerateRequest) -> TokenStream:
-        return self._client.submit(msgspec.structs.replace(request, adapter=self._adapter))

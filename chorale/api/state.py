@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from chorale.api.adapters import AdaptedClient, AdapterRegistry
+from chorale.api.adapters import AdapterRegistry
 from chorale.api.usage import ShownMetrics
 from chorale.client.base import EngineClient
 from chorale.client.shares import Shares
 from chorale.config.engine import ServerConfig, owner_name
-from chorale.engine.types import NOBODY, Owner
+from chorale.engine.types import BASE, NOBODY, AdapterRef, Owner
 from chorale.errors import ModelNotFoundError
 from chorale.grammar.checker import GrammarChecker
 from chorale.jobs.background import Background
@@ -52,6 +52,7 @@ class ServerState:
     tools: ToolService | None = None  # the built-in tools, or None if the server has none
     tracer: Tracer | None = None  # None: no traces
     adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
+    adapter: AdapterRef = BASE  # of the requests that have this state
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -113,7 +114,6 @@ def select_model(state: ServerState, model: str | None) -> ServerState:
     served = None if model in state.model_names else state.adapters.find(model)
     if served is None:
         return state
-    client = cast("EngineClient", AdaptedClient(state.client, served.ref))
-    adapted = replace(state, client=client, model_names=(served.ref.name, *state.model_names))
+    adapted = replace(state, adapter=served.ref, model_names=(served.ref.name, *state.model_names))
     object.__setattr__(adapted, "grammars", state.grammars)  # its cache is shared
     return adapted

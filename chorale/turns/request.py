@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
@@ -26,7 +25,7 @@ from chorale.turns.compaction import Compaction
 from chorale.turns.needs import Compact, NextRound
 from chorale.turns.record import Recorder
 from chorale.turns.rules import FREE, TurnRules
-from chorale.turns.sampling import SamplingChoices, resolve_sampling
+from chorale.turns.sampling import TurnFields, resolve_sampling
 
 NEVER = 1 << 30  # tokens; turns that are not streamed are read once, at the end
 
@@ -108,17 +107,6 @@ class TurnRequest:
         )
 
 
-class TurnFields(SamplingChoices, Protocol):
-    """The fields of a request that a turn reads, of any class."""
-
-    @property
-    def stop(self) -> Sequence[str] | None: ...
-    @property
-    def include_stop_str_in_output(self) -> bool | None: ...
-    @property
-    def priority(self) -> int | None: ...
-
-
 def turn_request(
     fields: TurnFields,
     info: EngineInfo,
@@ -141,6 +129,7 @@ def turn_request(
     prefill_token_ids: tuple[int, ...] = (),
     progress: bool = False,
     cache_salt: str = "",
+    adapter: AdapterRef = BASE,
     tools: tuple[TurnTools, ...] = (),
     approved: Sequence[ApprovedCall] = (),
     compaction: Compaction | None = None,
@@ -184,6 +173,7 @@ def turn_request(
         progress=progress,
         priority=fields.priority or 0,
         cache_salt=cache_salt,
+        adapter=adapter,
         arrival_time=time.time(),
         tools=tools,
         approved=tuple(approved),

@@ -20,8 +20,11 @@ from chorale.harmony.vocab import Vocabulary
 _MAX_NAMED = 20  # wrong entries in one error
 
 
-class SamplingChoices(Protocol):
-    """A request's sampling fields besides the numbers of ``CHOSEN_BY_MODEL``. None: the default."""
+class TurnFields(Protocol):
+    """The fields of a request that a turn reads, besides the numbers of ``CHOSEN_BY_MODEL``.
+
+    None: the default.
+    """
 
     @property
     def logit_bias(self) -> Mapping[str, float] | Mapping[int, float] | None: ...
@@ -37,10 +40,16 @@ class SamplingChoices(Protocol):
     def stop_token_ids(self) -> Sequence[int] | None: ...
     @property
     def seed(self) -> int | None: ...
+    @property
+    def stop(self) -> Sequence[str] | None: ...
+    @property
+    def include_stop_str_in_output(self) -> bool | None: ...
+    @property
+    def priority(self) -> int | None: ...
 
 
 def resolve_sampling(
-    fields: SamplingChoices,
+    fields: TurnFields,
     info: EngineInfo,
     vocab: Vocabulary,
     *,
@@ -92,7 +101,7 @@ def resolve_sampling(
     )
 
 
-def _chosen(fields: SamplingChoices, info: EngineInfo) -> dict[str, Any]:
+def _chosen(fields: TurnFields, info: EngineInfo) -> dict[str, Any]:
     """Returns the request's numbers of ``CHOSEN_BY_MODEL``, else those of generation_config.json.
 
     A number that neither sets is left out.

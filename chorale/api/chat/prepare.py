@@ -104,6 +104,7 @@ def turn_of(
         prefill_token_ids=header,
         progress=(chat.stream and wants_continuous_usage(chat.stream_options))
         or (chat.return_token_ids and (chat.stream or chat.logprobs)),
+        adapter=state.adapter,
         cache_salt=salt,
         tools=tools,
     )

@@ -90,6 +90,7 @@ def prompt_turn(
         logprobs=completion.logprobs,
         logprob_token_ids=completion.logprob_token_ids,
         prompt_logprobs=completion.num_prompt_logprobs,
+        adapter=state.adapter,
         routed_experts_start=completion.routed_experts_start,
         prompt_param="prompt",
         logprobs_param="logprobs",

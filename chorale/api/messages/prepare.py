@@ -55,6 +55,7 @@ async def prepare(state: ServerState, request: MessagesRequest, owner: bytes) ->
         prefill_token_ids=prompt.prefill,
         progress=request.stream,  # message_start shows the usage so far
         cache_salt=cache_salt(owner, request.cache_salt),
+        adapter=state.adapter,
     )
     return recorded(await check_grammar(state.grammars, turn), request.include_record)
 

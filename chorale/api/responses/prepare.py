@@ -73,6 +73,7 @@ async def prepare(
             prompt_param="input",
             parallel_tool_calls=request.parallel_tool_calls,
             stream_interval=state.config.stream_interval if request.stream or request.background else None,
+            adapter=state.adapter,
             cache_salt=cache_salt(owner, request.cache_salt),
             tools=prompt.built_in,
             approved=prompt.approved,

@@ -100,6 +100,7 @@ async def prepare(state: ServerState, asked: GenerateRequest, chat: ChatRequest,
             progress=True,
             routed_experts_start=None if asked.stream else sampling.routed_experts_prompt_start,
             cache_salt=cache_salt(owner, asked.cache_salt),
+            adapter=state.adapter,
         )
         check_scores(len(asked.token_ids), sampling.prompt_logprobs)
         check_experts([turn])
