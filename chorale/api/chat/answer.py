@@ -21,16 +21,12 @@ FINISH: dict[EndReason, str] = {"stop": "stop", "length": "length", "tool_calls"
 class Answer:
     """The values that are constant over all chunks of a chat completion."""
 
+    chat: ChatRequest
     model: str
     reasoning_fields: tuple[str, ...]  # names of the reasoning fields; empty hides it
-    num_logprobs: int | None
     logprobs: LogprobsWriter
-    return_token_ids: bool
-    return_weight_versions: bool
-    shows_tokens: bool  # the ids and log-probabilities of all tokens; false if the reasoning is hidden
     metrics: ShownMetrics
     fingerprint: str | None
-    legacy_call: bool  # the request has ``functions``, so return ``function_call``
     id: str = field(default_factory=lambda: new_completion_id("chatcmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -39,19 +35,25 @@ class Answer:
         names = state.config.reasoning_field
         shown = ("reasoning", "reasoning_content") if names == "both" else (names,)
         return cls(
+            chat=chat,
             model=state.model_names[0],
             reasoning_fields=shown if chat.include_reasoning else (),
-            num_logprobs=chat.num_logprobs,
             logprobs=LogprobsWriter(
                 state.vocab, chat.return_tokens_as_token_ids, bool(chat.logprob_token_ids)
             ),
-            return_token_ids=chat.return_token_ids,
-            return_weight_versions=chat.return_weight_versions,
-            shows_tokens=chat.return_token_ids and chat.include_reasoning,
             metrics=state.shown_metrics(),
             fingerprint=state.fingerprint,
-            legacy_call=bool(chat.functions) and not chat.tools,
         )
+
+    @property
+    def shows_tokens(self) -> bool:
+        """Returns whether to send ids and log-probabilities of all tokens, none of which may be hidden."""
+        return self.chat.return_token_ids and self.chat.include_reasoning
+
+    @property
+    def legacy_call(self) -> bool:
+        """Returns whether the request has ``functions``, so that a call is ``function_call``."""
+        return bool(self.chat.functions) and not self.chat.tools
 
     def completion(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """Returns the top-level fields of a chunk or of the body."""

@@ -25,7 +25,7 @@ def chat_body(answer: Answer, folds: Sequence[Fold], turn: TurnRequest) -> dict[
     scored = ends[0].prompt_logprobs
     # Clients of vLLM read these keys, and its answers always have them.
     body["prompt_logprobs"] = None if scored is None else answer.logprobs.prompt(scored)
-    body["prompt_token_ids"] = turn.prompt_token_ids if answer.return_token_ids else None
+    body["prompt_token_ids"] = turn.prompt_token_ids if answer.chat.return_token_ids else None
     return body
 
 
@@ -38,7 +38,7 @@ def _choice(answer: Answer, index: int, fold: Fold, ended: TurnEnded) -> dict[st
         "stop_reason": ended.stop_reason,
         "token_ids": list(ended.output_token_ids) if answer.shows_tokens else None,
     }
-    return choice | version_field(ended) if answer.return_weight_versions else choice
+    return choice | version_field(ended) if answer.chat.return_weight_versions else choice
 
 
 def _message(answer: Answer, fold: Fold) -> dict[str, Any]:
@@ -74,8 +74,9 @@ def _annotations(items: Sequence[FoldedItem]) -> list[dict[str, Any]]:
 
 def _logprobs(answer: Answer, fold: Fold) -> dict[str, Any] | None:
     """Returns the log-probabilities of the tokens of ``content``, or one for each of ``token_ids``."""
-    if answer.num_logprobs is None:
+    num_top = answer.chat.num_logprobs
+    if num_top is None:
         return None
     content = [entry for item in fold.items if item.kind == "message" for entry in item.logprobs]
     entries = fold.scores if answer.shows_tokens else content
-    return answer.logprobs.chat(entries, answer.num_logprobs)
+    return answer.logprobs.chat(entries, num_top)

@@ -7,6 +7,7 @@ from typing import Any
 
 from chorale.api.chat.answer import CHUNK, Answer, call_object
 from chorale.api.chat.builtin import SHOWN, CallWriter, annotation
+from chorale.api.fields import wants_continuous_usage, wants_usage
 from chorale.api.http.sse import PLACEHOLDER, Template, event
 from chorale.api.usage import usage_object, version_field
 from chorale.tools.contract import ToolResult
@@ -26,30 +27,21 @@ from chorale.turns.events import (
     TurnProgress,
     Usage,
 )
+from chorale.turns.request import TurnRequest
 
 
 class ChunkWriter:
-    """Writes the chunks of a choice.
+    """Writes the chunks of a choice."""
 
-    ``with_usage``: each chunk has a usage key (null until the end, as in OpenAI's API). ``continuous``: the
-    initial usage if each chunk reports the usage so far, else None.
-    """
-
-    def __init__(
-        self,
-        answer: Answer,
-        index: int,
-        *,
-        with_usage: bool,
-        continuous: Usage | None,
-        prompt_token_ids: list[int] | None = None,
-    ) -> None:
+    def __init__(self, answer: Answer, turn: TurnRequest, index: int) -> None:
+        options, prompt = answer.chat.stream_options, turn.prompt_token_ids
         self._answer = answer
         self._index = index
-        self._with_usage = with_usage
-        self._prompt_token_ids = prompt_token_ids
+        # Each chunk has a usage key, which is null until the end, as in OpenAI's API, or the usage so far.
+        self._with_usage = wants_usage(options)
+        self._usage = Usage(len(prompt)) if wants_continuous_usage(options) else None
+        self._prompt_token_ids = prompt if answer.chat.return_token_ids and index == 0 else None
         self._progress: TurnProgress | None = None
-        self._usage = continuous
         self._started = False
         self._kind: ItemKind | None = None
         self._num_calls = 0
@@ -61,7 +53,7 @@ class ChunkWriter:
         self._separate = False  # the next text of the open item starts with SEPARATOR
         self._template: Template | None = None  # the open item's chunk; None: hidden
         # Chunks with more than text are encoded without a template.
-        self._slow = continuous is not None or answer.shows_tokens
+        self._slow = self._usage is not None or answer.shows_tokens
         self.ended: TurnEnded | None = None
 
     def feed(self, events: Iterable[OutputEvent] | str) -> bytes:
@@ -169,7 +161,7 @@ class ChunkWriter:
         return {"tool_calls": [{"index": self._num_calls, **call}]}
 
     def _logprobs(self, kind: ItemKind, delta: ItemDelta) -> dict[str, Any] | None:
-        num_top = self._answer.num_logprobs
+        num_top = self._answer.chat.num_logprobs
         if kind != "message" or num_top is None or not delta.logprobs or self._answer.shows_tokens:
             return None
         return self._answer.logprobs.chat(delta.logprobs, num_top)
@@ -198,12 +190,12 @@ class ChunkWriter:
         choice = chunk["choices"][0]
         if finish_reason is not None:
             choice["stop_reason"] = stop_reason
-            if self._answer.return_weight_versions and self.ended is not None:
+            if self._answer.chat.return_weight_versions and self.ended is not None:
                 choice |= version_field(self.ended)
         progress, self._progress = self._progress, None
         if self._answer.shows_tokens:
             choice["token_ids"] = [] if progress is None else list(progress.token_ids)
-            num_top = self._answer.num_logprobs
+            num_top = self._answer.chat.num_logprobs
             if num_top is not None and progress is not None and progress.logprobs:
                 choice["logprobs"] = self._answer.logprobs.chat(progress.logprobs, num_top)
         if self._usage is not None:

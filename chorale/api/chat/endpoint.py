@@ -14,9 +14,9 @@ from chorale.api.chat.answer import CHUNK, Answer
 from chorale.api.chat.body import chat_body
 from chorale.api.chat.chunks import ChunkWriter
 from chorale.api.chat.prepare import prepare
-from chorale.api.chat.request import ChatRequest, parse_chat
+from chorale.api.chat.request import parse_chat
 from chorale.api.chat.stored import keep
-from chorale.api.fields import wants_continuous_usage, wants_usage
+from chorale.api.fields import wants_usage
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
 from chorale.api.http.sse import DONE, event, last_error
@@ -26,7 +26,7 @@ from chorale.api.state import ServerState, select_model
 from chorale.api.usage import closing_fields
 from chorale.tracing.context import name_response
 from chorale.turns.direct import Direct
-from chorale.turns.events import Fold, TurnEnded, Usage, end_error
+from chorale.turns.events import Fold, TurnEnded, end_error
 from chorale.turns.request import TurnRequest
 from chorale.turns.run import run_turns
 
@@ -39,7 +39,7 @@ async def create(state: ServerState, request: Request) -> Response:
     answer = Answer.of(state, chat)
     name_response(answer.id)
     if chat.stream:
-        source = partial(stream_chat, state, chat, turn, answer, request.state.owner)
+        source = partial(stream_chat, state, turn, answer, request.state.owner)
         return EventStream(source, on_error=last_error)
     body = await until_disconnect(request, complete_chat(state, turn, answer))
     if chat.store:
@@ -70,11 +70,12 @@ async def ended_chat(
 
 
 async def stream_chat(
-    state: ServerState, chat: ChatRequest, turn: TurnRequest, answer: Answer, owner: bytes, direct: Direct
+    state: ServerState, turn: TurnRequest, answer: Answer, owner: bytes, direct: Direct
 ) -> AsyncGenerator[bytes]:
     """Yields the chunks of each batch of events, an error event if a choice failed, and ``[DONE]`` last."""
+    chat = answer.chat
     folds = [Fold() for _ in range(chat.n if chat.store else 0)]
-    writers = [chunk_writer(chat, turn, answer, index) for index in range(chat.n)]
+    writers = [ChunkWriter(answer, turn, index) for index in range(chat.n)]
     # Start all choices in order at once: OpenAI's SDK lists them in the order of their first chunks.
     opening = b"".join([writer.feed(()) for writer in writers])
     direct.encode = writers[0].feed
@@ -95,29 +96,18 @@ async def stream_chat(
     if folds and all(writer.ended and end_error(writer.ended) is None for writer in writers):
         await keep(state, chat, chat_body(answer, folds, turn), owner)
     ends = [writer.ended for writer in writers if writer.ended is not None]
-    yield _conclusion(state, ends, turn, answer, wants_usage(chat.stream_options))
+    yield _conclusion(state, ends, turn, answer)
 
 
-def _conclusion(
-    state: ServerState, ends: list[TurnEnded], turn: TurnRequest, answer: Answer, with_usage: bool
-) -> bytes:
+def _conclusion(state: ServerState, ends: list[TurnEnded], turn: TurnRequest, answer: Answer) -> bytes:
     """Returns the end of the stream: a chunk with usage or record, if any, and ``[DONE]``; or an error."""
     for ended in ends:
         state.metrics.repaired(ended.repairs)
     error = next((error for ended in ends if (error := end_error(ended)) is not None), None)
     if error is not None:
         return last_error(error)
-    closing = closing_fields([ends], metrics=answer.metrics) if with_usage else {}
+    closing = (
+        closing_fields([ends], metrics=answer.metrics) if wants_usage(answer.chat.stream_options) else {}
+    )
     closing |= record_field(state.client.info, [turn])
     return event(answer.completion(CHUNK, []) | closing) + DONE if closing else DONE
-
-
-def chunk_writer(chat: ChatRequest, turn: TurnRequest, answer: Answer, index: int) -> ChunkWriter:
-    continuous = wants_continuous_usage(chat.stream_options)
-    return ChunkWriter(
-        answer,
-        index,
-        with_usage=wants_usage(chat.stream_options),
-        continuous=Usage(len(turn.prompt_token_ids)) if continuous else None,
-        prompt_token_ids=turn.prompt_token_ids if chat.return_token_ids and index == 0 else None,
-    )

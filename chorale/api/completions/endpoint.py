@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chorale.api.completions.request import (
-    CompletionPrompt,
     CompletionRequest,
+    Prompt,
+    PromptTurn,
     encode_prompts,
     parse_completion,
 )
@@ -34,17 +34,9 @@ from chorale.errors import ChoraleError
 from chorale.requests.formats import read_answer
 from chorale.tracing.context import name_response
 from chorale.turns.events import Fold, PromptScored, end_error
-from chorale.turns.request import TurnRequest, check_grammar, turn_request
+from chorale.turns.request import check_grammar, turn_request
 from chorale.turns.rules import TurnRules
 from chorale.turns.run import ChoiceEvents, run_raw, run_together
-
-
-@dataclass(frozen=True, slots=True)
-class PromptTurn:
-    """One prompt, ready for the engine."""
-
-    prompt: CompletionPrompt
-    turn: TurnRequest
 
 
 async def create(state: ServerState, request: Request) -> Response:
@@ -66,23 +58,24 @@ async def prepare_turns(state: ServerState, completion: CompletionRequest, owner
     prompts = await encode_prompts(completion.prompt, state.vocab, echo=bool(completion.echo))
     answer = read_answer(completion.response_format, completion, "response_format")
     rules = TurnRules(raw=True, answer=answer.constraint)
-    turns = [prompt_turn(state, completion, prompt.token_ids, rules, owner) for prompt in prompts]
-    checked = [await check_grammar(state.grammars, turn) for turn in turns]
-    prepared = [PromptTurn(prompt, turn) for prompt, turn in zip(prompts, checked, strict=True)]
+    prepared = [prompt_turn(state, completion, prompt, rules, owner) for prompt in prompts]
+    for one in prepared:
+        await check_grammar(state.grammars, one.turn)
     check_experts(one.turn for one in prepared)
     return prepared
 
 
 def prompt_turn(
-    state: ServerState, completion: CompletionRequest, prompt: list[int], rules: TurnRules, owner: bytes
-) -> TurnRequest:
+    state: ServerState, completion: CompletionRequest, prompt: Prompt, rules: TurnRules, owner: bytes
+) -> PromptTurn:
     """Returns a turn for one prompt. Raises ``RequestError``."""
+    token_ids, text = prompt
     turn = turn_request(
         completion,
         state.client.info,
         state.vocab,
         request_id=f"cmpl-{secrets.token_hex(12)}",
-        prompt_token_ids=prompt,
+        prompt_token_ids=token_ids,
         rules=rules,
         # The engine samples at least one token, which is discarded if max_tokens is 0.
         max_tokens=max(1, completion.max_tokens),
@@ -90,7 +83,6 @@ def prompt_turn(
         logprobs=completion.logprobs,
         logprob_token_ids=completion.logprob_token_ids,
         prompt_logprobs=completion.num_prompt_logprobs,
-        adapter=state.adapter,
         routed_experts_start=completion.routed_experts_start,
         prompt_param="prompt",
         logprobs_param="logprobs",
@@ -98,27 +90,25 @@ def prompt_turn(
         progress=completion.stream
         and (completion.return_token_ids or wants_continuous_usage(completion.stream_options)),
         cache_salt=cache_salt(owner, completion.cache_salt),
+        adapter=state.adapter,
     )
-    check_scores(len(prompt), completion.num_prompt_logprobs)
-    return recorded(turn, completion.include_record)
+    check_scores(len(token_ids), completion.num_prompt_logprobs)
+    return PromptTurn(recorded(turn, completion.include_record), text)
 
 
 def _all_turns(
     state: ServerState, prepared: Sequence[PromptTurn], completion: CompletionRequest
 ) -> AsyncGenerator[tuple[int, list[ChoiceEvents]]]:
     """Yields (position of a prompt, events of its choices)."""
-    turns = [
-        run_raw(
-            state.client,
-            state.vocab,
-            one.turn,
-            skip_special_tokens=completion.skip_special_tokens,
-            discard=completion.max_tokens == 0,
-            scores_stop=completion.return_token_ids,
-        )
-        for one in prepared
-    ]
-    return run_together(state.client, list(zip([one.turn for one in prepared], turns, strict=True)))
+    run = partial(
+        run_raw,
+        state.client,
+        state.vocab,
+        skip_special_tokens=completion.skip_special_tokens,
+        discard=completion.max_tokens == 0,
+        scores_stop=completion.return_token_ids,
+    )
+    return run_together(state.client, [(one.turn, run(one.turn)) for one in prepared])
 
 
 async def complete_text(
@@ -144,7 +134,7 @@ def text_body(
     for position, (one, of_prompt) in enumerate(zip(prepared, folds, strict=True)):
         ends.append([fold.result() for fold in of_prompt])
         for index, (fold, ended) in enumerate(zip(of_prompt, ends[-1], strict=True)):
-            text = ChoiceText(answer, one.prompt, position * completion.n + index)
+            text = ChoiceText(answer, one, position * completion.n + index)
             choices.append(body_choice(text, fold, ended) | expert_field(one.turn, ended))
     return answer.object(choices) | closing_fields(ends, metrics=answer.metrics)
 
@@ -156,7 +146,7 @@ async def stream_text(
     completion = answer.request
     writers = [
         [
-            TextChunkWriter(ChoiceText(answer, one.prompt, position * completion.n + index))
+            TextChunkWriter(ChoiceText(answer, one, position * completion.n + index))
             for index in range(completion.n)
         ]
         for position, one in enumerate(prepared)

@@ -12,6 +12,7 @@ from chorale.api.http.offload import beside, is_heavy
 from chorale.errors import RequestError, invalid, unsupported
 from chorale.harmony.vocab import Vocabulary
 from chorale.requests.prompt import at
+from chorale.turns.request import TurnRequest
 
 HARMLESS: dict[str, str] = fields.HARMLESS | {"add_special_tokens": "the tokenizer adds no special tokens"}
 
@@ -42,11 +43,14 @@ class CompletionRequest(StreamedFields):
         return max(wanted, default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionPrompt:
-    """A prompt. ``text``: its text, as sent, or decoded from ids if ``echo`` needs it, else ""."""
+Prompt = tuple[list[int], str]  # the token ids; the text as sent, or decoded if ``echo`` needs it, else ""
 
-    token_ids: list[int]
+
+@dataclass(frozen=True, slots=True)
+class PromptTurn:
+    """One prompt, ready for the engine, and its text."""
+
+    turn: TurnRequest
     text: str
 
 
@@ -66,21 +70,21 @@ def parse_completion(data: Mapping[str, Any]) -> CompletionRequest:
     return completion
 
 
-async def encode_prompts(value: Any, vocab: Vocabulary, *, echo: bool) -> list[CompletionPrompt]:
+async def encode_prompts(value: Any, vocab: Vocabulary, *, echo: bool) -> list[Prompt]:
     """Encodes a prompt or a list of prompts, as text or ids. Long texts do not block the event loop."""
     return await beside(lambda: _encode_all(value, vocab, echo), heavy=is_heavy(value))
 
 
-def _encode_all(value: Any, vocab: Vocabulary, echo: bool) -> list[CompletionPrompt]:
+def _encode_all(value: Any, vocab: Vocabulary, echo: bool) -> list[Prompt]:
     """Encodes all prompts. Text may contain special tokens, since this endpoint is for raw harmony."""
-    prompts = []
+    prompts: list[Prompt] = []
     for prompt in split_prompts(value):
         if isinstance(prompt, str):
             with at("prompt"):
                 ids = vocab.encode_with_special(prompt, limits.SIZES["prompt_tokens"].max)
-            prompts.append(CompletionPrompt(ids, prompt))
+            prompts.append((ids, prompt))
         else:
-            prompts.append(CompletionPrompt(prompt, vocab.decode(prompt) if echo else ""))
+            prompts.append((prompt, vocab.decode(prompt) if echo else ""))
     return prompts
 
 

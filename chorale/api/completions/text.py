@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chorale.api.completions.request import CompletionPrompt, CompletionRequest
+from chorale.api.completions.request import CompletionRequest, PromptTurn
 from chorale.api.fields import wants_continuous_usage, wants_usage
 from chorale.api.http.sse import PLACEHOLDER, Template, event
 from chorale.api.logprobs import LogprobsWriter
@@ -88,7 +88,7 @@ class OffsetWriter:
 class ChoiceText:
     """Builds what the chunks and the body of a choice share."""
 
-    def __init__(self, answer: TextAnswer, prompt: CompletionPrompt, index: int) -> None:
+    def __init__(self, answer: TextAnswer, prompt: PromptTurn, index: int) -> None:
         self.answer = answer
         self.prompt = prompt
         self.index = index
@@ -100,7 +100,7 @@ class ChoiceText:
         num_top = self.answer.request.logprobs
         if num_top is None:
             return self.prompt.text, None
-        ids = self.prompt.token_ids
+        ids = self.prompt.turn.prompt_token_ids
         entries = self._offsets.entries(ids, scored or [None] * len(ids), is_prompt=True)
         return self.prompt.text, self._writer.completion(entries, num_top)
 
@@ -136,7 +136,7 @@ def body_choice(text: ChoiceText, fold: Fold, ended: TurnEnded) -> dict[str, Any
     scored = ended.prompt_logprobs if request.prompt_logprobs is not None else None
     # Clients of vLLM read these keys, and its answers always have them.
     choice["prompt_logprobs"] = None if scored is None else text.answer.writer.prompt(scored)
-    choice["prompt_token_ids"] = text.prompt.token_ids if request.return_token_ids else None
+    choice["prompt_token_ids"] = text.prompt.turn.prompt_token_ids if request.return_token_ids else None
     choice["token_ids"] = list(ended.output_token_ids) if request.return_token_ids else None
     return choice
 
@@ -158,7 +158,7 @@ class TextChunkWriter:
         self._slow = request.logprobs is not None or request.return_token_ids or self._continuous
         self._template = Template(text.answer.object([text.choice(PLACEHOLDER, None)]))
         self._started = False
-        self._prompt_token_ids = text.prompt.token_ids if request.return_token_ids else None
+        self._prompt_token_ids = text.prompt.turn.prompt_token_ids if request.return_token_ids else None
         self._progress: TurnProgress | None = None
         self._usage: Usage | None = None
         self.ended: TurnEnded | None = None

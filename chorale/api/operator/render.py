@@ -73,7 +73,7 @@ async def render_completion(state: ServerState, request: Request) -> Response:
     turns = [
         replace(one.turn, request_id=f"cmpl-{name}{end}") for one, end in zip(prepared, ends, strict=True)
     ]
-    texts = [bool(one.prompt.text) for one in prepared]
+    texts = [bool(one.text) for one in prepared]
     return await large_response(
         lambda: [_placed(state, completion, *each) for each in zip(turns, texts, strict=True)],
         heavy=_is_heavy(turns),

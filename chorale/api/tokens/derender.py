@@ -19,11 +19,10 @@ from starlette.responses import Response
 from chorale.api.chat.answer import Answer
 from chorale.api.chat.body import chat_body
 from chorale.api.chat.chunks import ChunkWriter
-from chorale.api.chat.endpoint import chunk_writer
 from chorale.api.chat.prepare import continue_prompt, read_client_rules, split_continued, turn_of
 from chorale.api.chat.request import parse_chat
-from chorale.api.completions.endpoint import PromptTurn, prompt_turn, text_body
-from chorale.api.completions.request import CompletionPrompt, CompletionRequest, parse_completion
+from chorale.api.completions.endpoint import prompt_turn, text_body
+from chorale.api.completions.request import CompletionRequest, PromptTurn, parse_completion
 from chorale.api.completions.text import ChoiceText, TextAnswer, TextChunkWriter
 from chorale.api.fields import parse
 from chorale.api.http.responses import large_response, read_as
@@ -81,7 +80,7 @@ def _chat(state: ServerState, asked: DerenderChatRequest) -> dict[str, Any]:
     if asked.stream:
         start: dict[str, Any] = {"delta": {}, "logprobs": None, "finish_reason": None}
         empty = answer.completion("chat.completion.chunk", [start])
-        writers = [chunk_writer(chat, turn, answer, each.index) for each in given.choices]
+        writers = [ChunkWriter(answer, turn, each.index) for each in given.choices]
         return _next_chunk(state, asked, given, len(prompt), chat_choice(state, turn), writers, empty)
     chunks = _whole(state, given, f"{name}.choices")
     body = chat_body(answer, [folded(chat_choice(state, turn), each) for each in chunks], turn)
@@ -109,9 +108,9 @@ def _completion(state: ServerState, asked: DerenderCompletionRequest) -> dict[st
         state.model_names[0], completion, state.vocab, NO_METRICS, state.fingerprint, id=given[0].request_id
     )
     if asked.stream:
-        prompt, choice = prepared[0].prompt, raw_choice(state, prepared[0].turn, completion)
+        choice = raw_choice(state, prepared[0].turn, completion)
         empty = answer.object([{"text": "", "logprobs": None, "finish_reason": None}])
-        writers = [TextChunkWriter(ChoiceText(answer, prompt, each.index)) for each in found.choices]
+        writers = [TextChunkWriter(ChoiceText(answer, prepared[0], each.index)) for each in found.choices]
         return _next_chunk(state, asked, found, len(prompts[0]), choice, writers, empty)
     folds = []
     for place, (each, one) in enumerate(zip(given, prepared, strict=True)):
@@ -145,8 +144,7 @@ def _whole(state: ServerState, given: Generated, path: str) -> list[TokenChunk]:
 
 def _prompt_turn(state: ServerState, completion: CompletionRequest, prompt: list[int]) -> PromptTurn:
     text = state.vocab.decode(prompt) if completion.echo else ""
-    turn = prompt_turn(state, completion, prompt, TurnRules(raw=True), b"")
-    return PromptTurn(CompletionPrompt(prompt, text), turn)
+    return prompt_turn(state, completion, (prompt, text), TurnRules(raw=True), b"")
 
 
 def _next_chunk(
