@@ -20,7 +20,7 @@ from chorale.grammar.checker import GrammarChecker
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.frames import MAX_GRAMMAR_BYTES
 from chorale.harmony.vocab import Vocabulary
-from chorale.turns.built_in.turn_tools import ApprovedCall, TurnTools
+from chorale.turns.built_in.open import ApprovedCall, TurnTools
 from chorale.turns.compaction import Compaction
 from chorale.turns.needs import Compact, NextRound
 from chorale.turns.record import Recorder

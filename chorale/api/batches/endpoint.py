@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from chorale.api.batches.request import CreateBatch
 from chorale.api.fields import parse
-from chorale.api.files.bound import bind
+from chorale.api.files.endpoint import bind
 from chorale.api.http.auth import owner_of
 from chorale.api.http.responses import json_response, read_as
 from chorale.api.responses.pages import check_names, page_object, read_number

@@ -35,8 +35,7 @@ from chorale.requests.readers import read_mapping, read_string
 from chorale.requests.tool_choice import read_tool_choice
 from chorale.tools.contract import BuiltInRequest, ToolBox
 from chorale.turns.built_in.availability import check_available
-from chorale.turns.built_in.open import close_tools, open_tools
-from chorale.turns.built_in.turn_tools import TurnTools
+from chorale.turns.built_in.open import TurnTools, close_tools, open_tools
 from chorale.turns.functions import Function
 from chorale.turns.request import TurnRequest, check_grammar, turn_request
 from chorale.turns.rules import TurnRules
@@ -104,8 +103,8 @@ def turn_of(
         prefill_token_ids=header,
         progress=(chat.stream and wants_continuous_usage(chat.stream_options))
         or (chat.return_token_ids and (chat.stream or chat.logprobs)),
-        adapter=state.adapter,
         cache_salt=salt,
+        adapter=state.adapter,
         tools=tools,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import urllib.parse
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
@@ -17,17 +17,17 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from chorale.api.files.bound import bind
 from chorale.api.files.form import Form, FormData, boundary_of
 from chorale.api.files.request import KNOWN_PURPOSES, PURPOSES, read_form
 from chorale.api.http.auth import owner_of
 from chorale.api.http.request_limits import UPLOAD_PATH
 from chorale.api.http.responses import json_response
-from chorale.api.responses.pages import check_names, page_object, read_number
+from chorale.api.responses.pages import PageQuery, page_object
 from chorale.api.state import ServerState
-from chorale.errors import QueueFullError, invalid
+from chorale.errors import NotFoundError, QueueFullError, invalid
 from chorale.jobs.contents import ContentsError
 from chorale.jobs.service import BatchService
+from chorale.store.database.sqlite import MEMORY
 from chorale.store.files import FileFilter, StoredFile, new_file_id
 from chorale.store.protocol import StoreError
 
@@ -45,6 +45,23 @@ def routes(state: ServerState, service: BatchService | None) -> list[Route]:
         Route(one, bound(delete), methods=["DELETE"]),
         Route(f"{one}/content", bound(content), methods=["GET"]),
     ]
+
+
+Handler = Callable[[ServerState, BatchService, Request], Awaitable[Response]]
+
+
+def bind(
+    state: ServerState, service: BatchService | None, handler: Handler
+) -> Callable[[Request], Awaitable[Response]]:
+    """Returns the endpoint. Without a service it raises ``NotFoundError``: the server keeps no files."""
+    return partial(_refuse, state) if service is None else partial(handler, state, service)
+
+
+async def _refuse(state: ServerState, request: Request) -> Response:
+    needed = "--response-store with a file or a PostgreSQL database"
+    if state.store.path != MEMORY:
+        needed = "--batch-storage with a folder or an S3 bucket that all servers share"
+    raise NotFoundError(f"this server keeps no files: it needs {needed}", code="files_disabled")
 
 
 async def create(state: ServerState, service: BatchService, request: Request) -> Response:
@@ -93,14 +110,11 @@ def _described(file: StoredFile, form: FormData, service: BatchService) -> Store
 async def list_files(state: ServerState, service: BatchService, request: Request) -> Response:
     """Lists files, newest first unless ``order=asc``."""
     query = request.query_params
-    check_names(query, "after", "limit", "order", "purpose")
-    order, purpose = query.get("order", "desc"), query.get("purpose")
-    if order not in ("asc", "desc"):
-        raise invalid("order", "must be 'asc' or 'desc'")
+    asked = PageQuery.read(query, "purpose", default_order="desc", limit="files.limit")
+    purpose = query.get("purpose")
     if purpose is not None and purpose not in (*PURPOSES, *KNOWN_PURPOSES):
         raise invalid("purpose", f"{purpose[:64]!r} is not a valid purpose of a file")
-    limit = read_number(query, "limit", 10_000, "files.limit")
-    wanted = FileFilter(query.get("after"), limit, order == "desc", purpose)
+    wanted = FileFilter(asked.after, asked.limit, asked.newest_first, purpose)
     found = await state.store.files.page(owner_of(request), wanted)
     if found is None:
         raise invalid("after", f"no file {str(wanted.after)[:128]!r}")

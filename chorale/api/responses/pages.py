@@ -26,13 +26,17 @@ class PageQuery:
     newest_first: bool
 
     @staticmethod
-    def read(query: QueryParams, *others: str, default_order: str = "asc") -> PageQuery:
-        """Parses the query. ``others``: further allowed names. Raises ``RequestError`` if it is invalid."""
+    def read(query: QueryParams, *others: str, default_order: str = "asc", limit: str = "limit") -> PageQuery:
+        """Parses the query. Raises ``RequestError`` if it is invalid.
+
+        ``others``: further allowed names; ``limit``: name of the range of ``limit`` in ``LIMITS``.
+        """
         check_names(query, "after", "limit", "order", *others)
         order = query.get("order", default_order)
         if order not in ("asc", "desc"):
             raise invalid("order", "must be 'asc' or 'desc'")
-        return PageQuery(query.get("after"), read_number(query, "limit", 20), order == "desc")
+        number = read_number(query, "limit", int(LIMITS[limit].default), limit)
+        return PageQuery(query.get("after"), number, order == "desc")
 
     @staticmethod
     def read_for_items(query: QueryParams) -> PageQuery:

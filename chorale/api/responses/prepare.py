@@ -16,13 +16,13 @@ from chorale.api.responses.items.client_calls import TOOL_LISTS
 from chorale.api.responses.items.compaction import plan, since_compaction
 from chorale.api.responses.items.input import parse_items
 from chorale.api.responses.items.references import HEAVY_ITEMS, resolve_items
-from chorale.api.responses.items.text import item_text
 from chorale.api.responses.items.to_harmony import (
     Group,
     Stripped,
     Window,
     check_outputs,
     encode,
+    item_text,
     split_instructions,
     take_efforts,
     to_groups,
@@ -42,8 +42,7 @@ from chorale.requests.prompt import open_message, prompt_head
 from chorale.store.protocol import Item, StoredItem
 from chorale.tools.contract import BuiltInRequest, ToolBox
 from chorale.turns.built_in.availability import check_available
-from chorale.turns.built_in.open import close_tools, open_tools
-from chorale.turns.built_in.turn_tools import TurnTools
+from chorale.turns.built_in.open import TurnTools, close_tools, open_tools
 from chorale.turns.compaction import Compaction
 from chorale.turns.compaction import reserve as room_for_summary
 from chorale.turns.request import check_grammar, turn_request
@@ -73,8 +72,8 @@ async def prepare(
             prompt_param="input",
             parallel_tool_calls=request.parallel_tool_calls,
             stream_interval=state.config.stream_interval if request.stream or request.background else None,
-            adapter=state.adapter,
             cache_salt=cache_salt(owner, request.cache_salt),
+            adapter=state.adapter,
             tools=prompt.built_in,
             approved=prompt.approved,
             compaction=prompt.compaction,

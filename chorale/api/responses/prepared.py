@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from chorale.api.responses.tools import ToolSet
 from chorale.harmony.messages import ReasoningEffort
 from chorale.store.protocol import StoredItem
-from chorale.turns.built_in.open import close_tools
-from chorale.turns.built_in.turn_tools import ApprovedCall, TurnTools
+from chorale.turns.built_in.open import ApprovedCall, TurnTools, close_tools
 from chorale.turns.compaction import Compaction
 from chorale.turns.request import TurnRequest
 from chorale.turns.rules import TurnRules

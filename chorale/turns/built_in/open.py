@@ -1,17 +1,50 @@
-"""Opens the built-in tools of one turn: a ``ToolBox`` for each of its choices."""
+"""The built-in tools of one turn: a ``ToolBox`` for each of its choices. ``ToolUse`` counts their calls."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chorale.errors import RequestError
 from chorale.grammar.checker import GrammarChecker
-from chorale.tools.contract import BuiltInRequest, ToolBox, ToolService
-from chorale.turns.built_in.turn_tools import TurnTools
+from chorale.tools.contract import BuiltInRequest, McpListing, ToolBox, ToolService
 from chorale.turns.rules import BuiltInTool, TurnRules
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovedCall:
+    """An earlier turn's call that the user approved. ``token_ids``: its message."""
+
+    request_id: str
+    recipient: str
+    name: str
+    server_label: str
+    arguments: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class TurnTools:
+    """``on_called`` is called after each call with the kind of the tool and whether the call failed.
+
+    ``cites``: citation marks become links; ``listings``: shown as items before anything else.
+    """
+
+    box: ToolBox
+    session_key: str
+    max_calls: int | None = None
+    cites: bool = True
+    listings: tuple[McpListing, ...] = ()
+    on_called: Callable[[str, bool], None] | None = None
+    _closed: bool = field(default=False, init=False)
+
+    async def aclose(self) -> None:
+        """Closes the box. Idempotent: both the turn and a caller that drops it may close it."""
+        if not self._closed:
+            self._closed = True
+            await self.box.aclose()
 
 
 @dataclass(frozen=True, slots=True)

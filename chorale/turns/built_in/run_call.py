@@ -15,7 +15,7 @@ from chorale.harmony.render import render_message
 from chorale.harmony.vocab import Vocabulary
 from chorale.tools.contract import Progress, ToolCall, ToolIdentity, ToolResult, failed_result
 from chorale.tracing.context import within
-from chorale.turns.built_in.turn_tools import TurnTools
+from chorale.turns.built_in.open import TurnTools
 from chorale.turns.needs import CallTool
 
 logger = logging.getLogger(__name__)

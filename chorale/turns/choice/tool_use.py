@@ -13,7 +13,7 @@ from chorale.harmony.messages import MessageStart
 from chorale.harmony.vocab import CALL
 from chorale.ids import new_id
 from chorale.tools.contract import CitationStream, McpDetail, ToolCall, ToolIdentity, ToolKind, ToolResult
-from chorale.turns.built_in.turn_tools import ApprovedCall, TurnTools
+from chorale.turns.built_in.open import ApprovedCall, TurnTools
 from chorale.turns.choice.emitter import Emitter
 from chorale.turns.choice.item import OpenItem, WrittenCall
 from chorale.turns.choice.runaway import CallWatch

@@ -18,8 +18,7 @@ from chorale.grammar.constraint import json_schema
 from chorale.harmony.messages import ToolDescription
 from chorale.harmony.vocab import CALL, RETURN
 from chorale.tools.contract import CodeInterpreterRequest, CodeOutput, McpRequest, RequestTools, ToolResult
-from chorale.turns.built_in.open import built_in_tools
-from chorale.turns.built_in.turn_tools import ApprovedCall, TurnTools
+from chorale.turns.built_in.open import ApprovedCall, TurnTools, built_in_tools
 from chorale.turns.choice.choice import Choice
 from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.compaction import Compaction

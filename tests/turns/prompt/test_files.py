@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chorale.api.responses.items.input import parse_items
-from chorale.api.responses.items.text import item_text
+from chorale.api.responses.items.to_harmony import item_text
 from chorale.errors import RequestError
 from chorale.requests.files import inline_file
 from chorale.requests.messages import to_harmony

@@ -11,7 +11,7 @@ from chorale.harmony.render import render_message
 from chorale.harmony.vocab import Vocabulary
 from chorale.store.protocol import StoredItem
 from chorale.tools.contract import ToolBox
-from chorale.turns.built_in.turn_tools import ApprovedCall
+from chorale.turns.built_in.open import ApprovedCall
 
 
 def approved_calls(

@@ -16,8 +16,7 @@ from chorale.api.responses.items.encrypted_content import (
     unpack,
     unseal,
 )
-from chorale.api.responses.items.text import item_text
-from chorale.api.responses.items.to_harmony import Group, preambles, split_instructions
+from chorale.api.responses.items.to_harmony import Group, item_text, preambles, split_instructions
 from chorale.api.responses.request import ResponsesRequest
 from chorale.harmony.vocab import Vocabulary
 from chorale.ids import new_id

@@ -21,7 +21,7 @@ from chorale.api.responses.items.fields import (
     read_type,
     unsupported_part,
 )
-from chorale.api.responses.items.text import item_text
+from chorale.api.responses.items.to_harmony import item_text
 from chorale.errors import RequestError, invalid
 from chorale.requests.readers import read_string
 from chorale.store.protocol import Item

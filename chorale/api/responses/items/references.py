@@ -7,7 +7,7 @@ from chorale.api.reasoning_tokens import ReasoningReader
 from chorale.api.responses.items.built_in import BUILT_IN_INPUT
 from chorale.api.responses.items.client_calls import is_call
 from chorale.api.responses.items.input import same_output
-from chorale.api.responses.items.text import item_text
+from chorale.api.responses.items.to_harmony import item_text
 from chorale.errors import NotFoundError
 from chorale.harmony.vocab import Vocabulary
 from chorale.store.protocol import Item, StoredItem

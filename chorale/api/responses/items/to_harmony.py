@@ -12,16 +12,23 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from chorale.api.limits import SIZES
-from chorale.api.responses.items.built_in import BUILT_IN_CALLS, BUILT_IN_INPUT, approvals, built_in_messages
+from chorale.api.responses.items.built_in import (
+    BUILT_IN_CALLS,
+    BUILT_IN_INPUT,
+    approvals,
+    built_in_messages,
+    built_in_text,
+)
 from chorale.api.responses.items.client_calls import (
     OUTPUTS,
     call_message,
+    call_text,
     called_name,
     is_call,
     output_message,
+    output_text,
 )
-from chorale.api.responses.items.encrypted_content import unpack
-from chorale.api.responses.items.text import item_text
+from chorale.api.responses.items.encrypted_content import unpack, unseal
 from chorale.api.responses.tools import read_functions
 from chorale.errors import ContextLengthError, RequestError
 from chorale.harmony.messages import (
@@ -41,6 +48,24 @@ from chorale.store.protocol import Item, StoredItem
 from chorale.turns.events import CLIENT_CALLS
 
 Group = list[Message]  # messages that are kept or dropped together
+
+
+def item_text(item: Item) -> str:
+    """Returns all text of an item; for a call, its arguments."""
+    if is_call(item):
+        return call_text(item)
+    if item["type"] in OUTPUTS:
+        return output_text(item)
+    if item["type"] in ("additional_tools", "compaction_trigger"):
+        return ""
+    if item["type"] == "compaction":
+        return unseal(item["encrypted_content"], "encrypted_content") or ""
+    if item["type"] in BUILT_IN_INPUT:
+        return built_in_text(item)
+    parts = (
+        (item.get("content") or item.get("summary") or []) if item["type"] == "reasoning" else item["content"]
+    )
+    return "".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from chorale.api.responses.items.input import parse_items
-from chorale.api.responses.items.text import item_text
-from chorale.api.responses.items.to_harmony import check_outputs, split_instructions, to_groups
+from chorale.api.responses.items.to_harmony import check_outputs, item_text, split_instructions, to_groups
 from chorale.errors import RequestError
 from chorale.harmony.messages import Message
 from chorale.store.protocol import StoredItem
