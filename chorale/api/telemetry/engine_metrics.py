@@ -15,8 +15,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from chorale.api.telemetry.engine_record import EngineRecord
-from chorale.api.telemetry.metric_names import ACCEPTED_PER_POSITION, SLEEP_STATES
-from chorale.api.telemetry.metric_types import ENGINE_LABELS, Labels
+from chorale.api.telemetry.metric_names import ACCEPTED_PER_POSITION, ENGINE_LABELS, SLEEP_STATES, Labels
 from chorale.client.base import LEFT, EngineInfo
 from chorale.client.summary import add_columns
 from chorale.engine.histogram import BLOCK_SECONDS, STEP_TOKENS, Histogram

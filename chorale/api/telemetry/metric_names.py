@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from chorale.api.telemetry.metric_types import Labels
-
 Bounds = tuple[float, ...]
+Labels = tuple[str, ...]
+ENGINE_LABELS = ("model_name", "engine")
 
 
 def _bounds(text: str) -> Bounds:

@@ -28,16 +28,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from chorale.api.telemetry.engine_metrics import collect_engines
-from chorale.api.telemetry.engine_record import EngineRecord
+from chorale.api.telemetry.engine_record import EngineRecord, Series, total
 from chorale.api.telemetry.metric_names import (
     BY_SERVER,
     COUNTERS,
     HISTOGRAMS,
     REJECTIONS,
     STORE_GAUGES,
+    Labels,
     is_http,
 )
-from chorale.api.telemetry.metric_types import Labels, Series, total
 from chorale.client.base import EngineView
 from chorale.engine.histogram import Histogram
 from chorale.errors import QueueFullError

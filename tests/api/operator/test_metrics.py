@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from chorale.api.telemetry.engine_record import Series, total
 from chorale.api.telemetry.metered_client import MeteredClient
 from chorale.api.telemetry.metric_names import SLEEP_STATES
-from chorale.api.telemetry.metric_types import Series, total
 from chorale.api.telemetry.metrics import Metrics
 from chorale.client.base import LEFT, EngineInfo, EngineStatus
 from chorale.config.options.settings import merge
