@@ -95,10 +95,14 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class StreamOptions(BaseModel):
-    """Options of a stream. ``include_obfuscation`` has no effect: obfuscation is never added."""
+class StrictModel(BaseModel):
+    """The base of request models: types are not converted, and unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(StrictModel):
+    """Options of a stream. ``include_obfuscation`` has no effect: obfuscation is never added."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -115,10 +119,10 @@ def wants_continuous_usage(options: StreamOptions | None) -> bool:
     return options is not None and bool(options.include_usage and options.continuous_usage_stats)
 
 
-class SamplerFields(BaseModel):
+class SamplerFields(StrictModel):
     """Sampling fields under OpenAI's names, then vLLM's. None selects the default."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=described)
+    model_config = ConfigDict(json_schema_extra=described)
 
     temperature: Annotated[float, limits.number("temperature")] | None = None
     top_p: Annotated[float, limits.number("top_p")] | None = None

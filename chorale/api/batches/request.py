@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from chorale.api import limits
-from chorale.api.fields import Metadata
+from chorale.api.fields import Metadata, StrictModel
 from chorale.api.files.request import ExpiresAfter
 from chorale.errors import invalid
 
@@ -17,10 +17,8 @@ _HOURS = {"h": 1, "d": 24}
 _MOST_HOURS = 30 * 24
 
 
-class CreateBatch(BaseModel):
+class CreateBatch(StrictModel):
     """``completion_window``: 24h in OpenAI's API; here up to 720h or 30d."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     input_file_id: Annotated[str, limits.items("identifier")]
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]

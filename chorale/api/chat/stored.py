@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from chorale.api import limits
 from chorale.api.chat.request import ChatRequest
-from chorale.api.fields import Metadata
+from chorale.api.fields import Metadata, StrictModel
 from chorale.api.http.responses import json_response, parse_model, read_as
 from chorale.api.responses.pages import PageQuery, page, page_object
 from chorale.api.state import ServerState
@@ -35,9 +34,7 @@ _ECHOED = (
 )
 
 
-class MetadataUpdate(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class MetadataUpdate(StrictModel):
     metadata: Annotated[Metadata, limits.items("metadata")]
 
 

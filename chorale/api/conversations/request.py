@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from chorale.api import limits
-from chorale.api.fields import Include, Metadata, parse
+from chorale.api.fields import Include, Metadata, StrictModel, parse
 
 _Items = Annotated[list[dict[str, Any]], limits.items("conversation_items")]
 _Metadata = Annotated[Metadata, limits.items("metadata")]
 
 
-class CreateConversation(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class CreateConversation(StrictModel):
     items: _Items = Field(default_factory=list)
     metadata: _Metadata = Field(default_factory=dict)
 
 
-class UpdateConversation(BaseModel):
+class UpdateConversation(StrictModel):
     """``metadata`` replaces the previous metadata; null clears it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     metadata: _Metadata
 
 
-class CreateItems(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class CreateItems(StrictModel):
     items: Annotated[_Items, Field(min_length=1)]
     include: list[Include] = Field(default_factory=list)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from chorale.api import limits
-from chorale.api.fields import triage
+from chorale.api.fields import StrictModel, triage
 from chorale.api.files.form import FILE, FormData
 from chorale.api.http.body import parse_model
-from chorale.errors import RequestError, invalid
+from chorale.errors import RequestError, invalid, unsupported
 
 # Purposes of uploads, each with its meaning.
 PURPOSES = {"batch": "the input of a batch", "user_data": "kept for the client; nothing reads it"}
@@ -18,19 +18,15 @@ PURPOSES = {"batch": "the input of a batch", "user_data": "kept for the client; 
 KNOWN_PURPOSES = ("assistants", "batch_output", "evals", "fine-tune", "vision")
 
 
-class ExpiresAfter(BaseModel):
+class ExpiresAfter(StrictModel):
     """Lifetime of a file."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, limits.number("expires_after.seconds")]
 
 
-class UploadForm(BaseModel):
+class UploadForm(StrictModel):
     """The form of an upload. ``file`` is for the OpenAPI schema only: the content is streamed."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     purpose: str
     expires_after: ExpiresAfter | None = None
@@ -61,9 +57,5 @@ def check_purpose(purpose: str) -> None:
         return
     offered = ", ".join(PURPOSES)
     if purpose in KNOWN_PURPOSES:
-        raise RequestError(
-            f"purpose: {purpose!r} is not supported; choose one of {offered}",
-            param="purpose",
-            code="unsupported_value",
-        )
+        raise unsupported("purpose", f"{purpose!r} is not supported; choose one of {offered}")
     raise invalid("purpose", f"{purpose[:64]!r} is not one of {offered}")

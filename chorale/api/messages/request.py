@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from chorale.api import fields, limits
-from chorale.api.fields import Refusal, SamplingFields, StopString
+from chorale.api.fields import Refusal, SamplingFields, StopString, StrictModel
 from chorale.api.http.anthropic_errors import THREAD_UNSUPPORTED
 from chorale.api.http.body import parse_model
 from chorale.errors import RequestError, invalid
@@ -41,24 +41,18 @@ REFUSED: dict[str, Refusal] = {
 }
 
 
-class Thinking(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class Thinking(StrictModel):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, limits.number("thinking_token_budget")] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
-class OutputConfig(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class OutputConfig(StrictModel):
     effort: str | None = None
     format: dict[str, Any] | None = None
 
 
-class AnthropicToolChoice(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class AnthropicToolChoice(StrictModel):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool = False

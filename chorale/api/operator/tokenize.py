@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -13,9 +12,9 @@ from starlette.routing import Route
 from chorale.api import limits
 from chorale.api.chat.prepare import built_in_tools, encode, prepare, read_rules
 from chorale.api.chat.request import parse_chat
-from chorale.api.fields import TokenId, parse
+from chorale.api.fields import StrictModel, TokenId, parse
 from chorale.api.http.offload import HEAVY, beside
-from chorale.api.http.responses import json_response, read_as, read_json
+from chorale.api.http.responses import json_response, large_response, read_as, read_json
 from chorale.api.state import ServerState, check_model
 from chorale.errors import invalid
 from chorale.harmony.vocab import Vocabulary
@@ -25,10 +24,8 @@ from chorale.turns.built_in.open import close_tools
 HEAVY_TOKENS = 8 * 1024  # longer lists are decoded in a thread: a million tokens take half a second
 
 
-class Shown(BaseModel):
+class Shown(StrictModel):
     """Response options common to both forms of the request."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     return_token_strs: bool = False
 
@@ -41,9 +38,7 @@ class TokenizeRequest(Shown):
     add_special_tokens: bool = True
 
 
-class DetokenizeRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class DetokenizeRequest(StrictModel):
     model: str | None = None
     tokens: Annotated[list[TokenId], limits.items("prompt_tokens")]
 
@@ -95,19 +90,15 @@ async def encode_prompt(vocab: Vocabulary, text: str) -> list[int]:
 
 
 async def _answer(state: ServerState, token_ids: list[int], with_strings: bool) -> Response:
-    describe = partial(_describe, state, token_ids, with_strings)
-    return await beside(describe, heavy=len(token_ids) > HEAVY_TOKENS)
+    def body() -> dict[str, Any]:
+        return {
+            "count": len(token_ids),
+            "max_model_len": state.client.info.max_model_len,
+            "tokens": token_ids,
+            "token_strs": [state.vocab.decode([each]) for each in token_ids] if with_strings else None,
+        }
 
-
-def _describe(state: ServerState, token_ids: list[int], with_strings: bool) -> Response:
-    vocab = state.vocab
-    body: dict[str, Any] = {
-        "count": len(token_ids),
-        "max_model_len": state.client.info.max_model_len,
-        "tokens": token_ids,
-        "token_strs": [vocab.decode([token_id]) for token_id in token_ids] if with_strings else None,
-    }
-    return json_response(body)
+    return await large_response(body, heavy=len(token_ids) > HEAVY_TOKENS)
 
 
 async def detokenize(state: ServerState, request: Request) -> Response:

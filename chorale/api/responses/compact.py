@@ -6,14 +6,15 @@ The summary is a ``compaction`` item. Sent as input, it replaces everything that
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator
 from starlette.requests import Request
 from starlette.responses import Response
 
 from chorale.api import limits
-from chorale.api.fields import parse
+from chorale.api.fields import StrictModel, parse
 from chorale.api.http.auth import owner_of
 from chorale.api.http.offload import beside
 from chorale.api.http.pdfs import read_pdfs
@@ -34,9 +35,7 @@ _HARMLESS = {name: HARMLESS[name] for name in ("prompt_cache_options", "prompt_c
 }
 
 
-class CompactRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class CompactRequest(StrictModel):
     model: str | None = None
     input: Annotated[list[dict[str, Any]], limits.items("input"), BeforeValidator(as_message)] | None = None
     instructions: str | None = None
@@ -44,16 +43,12 @@ class CompactRequest(BaseModel):
     service_tier: Literal["auto", "default", "fast", "flex", "priority"] | None = None
 
 
-def _parse(data: dict[str, Any]) -> CompactRequest:
-    return parse(CompactRequest, data, _HARMLESS)
-
-
 async def compact(state: ServerState, request: Request) -> Response:
     """Returns the compacted conversation. Nothing is stored.
 
     If the conversation exceeds the context window, its oldest items are dropped first.
     """
-    fields = await read_as(request, state.config, _parse)
+    fields = await read_as(request, state.config, partial(parse, CompactRequest, harmless=_HARMLESS))
     if fields.model is None:
         raise RequestError("'model' is required", param="model", code="missing_required_parameter")
     state = select_model(state, fields.model)

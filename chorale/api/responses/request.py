@@ -11,10 +11,10 @@ import zlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from chorale.api import fields, limits
-from chorale.api.fields import Include, Metadata, Refusal, StreamOptions, StructuredFields, parse
+from chorale.api.fields import Include, Metadata, Refusal, StreamOptions, StrictModel, StructuredFields, parse
 from chorale.errors import RequestError
 from chorale.requests.effort import reasoning_effort
 
@@ -41,10 +41,8 @@ REFUSED: dict[str, Refusal] = {
 }
 
 
-class ReasoningOptions(BaseModel):
+class ReasoningOptions(StrictModel):
     """Reasoning options. With any ``summary``, the reasoning itself is returned as the summary."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -58,41 +56,31 @@ class ReasoningOptions(BaseModel):
         return self.summary or self.generate_summary
 
 
-class TextOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class TextOptions(StrictModel):
     format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None  # echoed; gpt-oss has no such setting
 
 
-class BackgroundOptions(BaseModel):
+class BackgroundOptions(StrictModel):
     """Options of OpenAI's discounted completion windows. Here every response runs as soon as possible."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     completion_window: Literal["soonest"] | None = None
     continuation_id: Annotated[str, limits.items("identifier")] | None = None  # has no effect
 
 
-class ContextManagement(BaseModel):
+class ContextManagement(StrictModel):
     """When to summarize the conversation: if the prompt has more than ``compact_threshold`` tokens."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["compaction"]
     compact_threshold: Annotated[int, limits.number("compact_threshold")] | None = None
 
 
-class ConversationReference(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class ConversationReference(StrictModel):
     id: Annotated[str, limits.items("identifier")]
 
 
-class TemplateOptions(BaseModel):
+class TemplateOptions(StrictModel):
     """The supported names in ``chat_template_kwargs``; others are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     reasoning_effort: str | None = None
     model_identity: Annotated[str, Field(max_length=4096)] | None = None

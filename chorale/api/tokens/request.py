@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from chorale.api import fields, limits
 from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.field_docs import described
-from chorale.api.fields import LogprobTokenIds, Refusal, SamplerFields, StreamOptions, TokenId
+from chorale.api.fields import LogprobTokenIds, Refusal, SamplerFields, StreamOptions, StrictModel, TokenId
 from chorale.api.http.body import parse_model
 from chorale.errors import RequestError, invalid
 
@@ -70,8 +70,8 @@ class TokenSampling(SamplerFields):
         return 0 if self.logprob_token_ids and self.logprobs is None else self.logprobs
 
 
-class GenerateRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=described)
+class GenerateRequest(StrictModel):
+    model_config = ConfigDict(json_schema_extra=described)
 
     token_ids: Annotated[list[TokenId], Field(min_length=1), limits.items("prompt_tokens")]
     sampling_params: TokenSampling
@@ -103,8 +103,8 @@ class GenerateRequest(BaseModel):
             )
 
 
-class AbortRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=described)
+class AbortRequest(StrictModel):
+    model_config = ConfigDict(json_schema_extra=described)
 
     request_ids: Annotated[
         list[Annotated[str, limits.items("identifier")]], Field(min_length=1), limits.items("request_ids")
