@@ -44,18 +44,14 @@ def at(param: str) -> Iterator[None]:
         raise ContextLengthError(error.message, param=param) from None
 
 
-def current_date(config: ServerConfig) -> str:
-    """Returns the pinned date or today's. A pinned date keeps prompts (and prefix caches) equal."""
-    return config.system_start_date or datetime.date.today().isoformat()
-
-
 def system_message(
     config: ServerConfig, effort: ReasoningEffort, identity: str | None = None, box: ToolBox | None = None
 ) -> Message:
     """``identity``: None for the model's own; ``box``: the built-in tools."""
     content = SystemContent(
         model_identity=DEFAULT_IDENTITY if identity is None else identity,
-        current_date=current_date(config),
+        # A pinned date keeps prompts (and prefix caches) equal.
+        current_date=config.system_start_date or datetime.date.today().isoformat(),
         reasoning_effort=effort,
         namespaces=box.system_namespaces if box is not None else (),
     )

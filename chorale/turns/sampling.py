@@ -13,7 +13,7 @@ from chorale.client.base import EngineInfo
 from chorale.config.sampling_fields import CHOSEN_BY_MODEL, SAMPLING_FIELDS
 from chorale.config.seeds import choice_seed
 from chorale.engine.types import SamplingSpec
-from chorale.errors import ContextLengthError, RequestError
+from chorale.errors import ContextLengthError, RequestError, invalid
 from chorale.harmony.text import encode_words
 from chorale.harmony.vocab import Vocabulary
 
@@ -69,9 +69,7 @@ def resolve_sampling(
         logprobs = 0
     for param, number in ((logprobs_param, logprobs), ("prompt_logprobs", prompt_logprobs)):
         if number is not None and number > info.max_logprobs:
-            raise RequestError(
-                f"{param}: this server gives at most {info.max_logprobs} (--max-logprobs)", param=param
-            )
+            raise invalid(param, f"this server gives at most {info.max_logprobs} (--max-logprobs)")
     limit = fit_max_tokens(info, num_prompt_tokens, max_tokens, prompt_param)
     min_tokens = fields.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
@@ -155,8 +153,6 @@ def _logit_bias(bias: Mapping[str, float] | Mapping[int, float] | None, vocab_si
             wrong.append(f"'{key[:32]}'")
     if wrong:
         more = f" and {len(wrong) - _MAX_NAMED} more" if len(wrong) > _MAX_NAMED else ""
-        raise RequestError(
-            f"logit_bias: {', '.join(wrong[:_MAX_NAMED])}{more}: not token ids (0 to {vocab_size - 1})",
-            param="logit_bias",
-        )
+        named = ", ".join(wrong[:_MAX_NAMED])
+        raise invalid("logit_bias", f"{named}{more}: not token ids (0 to {vocab_size - 1})")
     return resolved

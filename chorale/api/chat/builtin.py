@@ -48,11 +48,6 @@ def head(opened: ItemOpened) -> dict[str, Any]:
     return entry
 
 
-def output_piece(progress: Progress) -> str:
-    """Returns the output text of a progress event, or ""."""
-    return progress.text if isinstance(progress, CodeOutput) else ""
-
-
 def conclusion(status: str, result: ToolResult | None, num_shown: int) -> dict[str, Any]:
     """Returns the final fields of a call. ``num_shown``: characters of its output that are already sent."""
     entry: dict[str, Any] = {"status": status}
@@ -97,9 +92,10 @@ class CallWriter:
         return self._piece(arguments=text)
 
     def progressed(self, progress: Progress) -> dict[str, Any] | None:
-        text = output_piece(progress)
-        self._num_shown += len(text)
-        return self._piece(output=text) if text else None
+        if not isinstance(progress, CodeOutput) or not progress.text:
+            return None
+        self._num_shown += len(progress.text)
+        return self._piece(output=progress.text)
 
     def came(self, result: ToolResult) -> None:
         self._result = result

@@ -118,11 +118,20 @@ async def encode(
 ) -> list[int]:
     """Returns token ids that end with ``<|start|>assistant``.
 
-    Raises ``RequestError`` for invalid messages.
+    The system and developer messages (instructions, tools, output format) precede the rest. Raises
+    ``RequestError`` for invalid messages.
     """
 
     def work() -> list[int]:
-        talk = conversation(state, chat, messages, rules, box)
+        cleaned, said = take_efforts(messages)
+        instructions, num_leading = split_instructions(cleaned)
+        default = said or state.config.default_reasoning_effort
+        effort = reasoning_effort(*chat.effort, default, state.config.reasoning_effort_map)
+        tools = [function.tool for function in rules.functions]
+        head = prompt_head(
+            state.config, effort, instructions, tools, rules.described, identity=chat.identity, box=box
+        )
+        talk = Conversation((*head, *to_harmony(cleaned, num_leading, rules.freeform)))
         with at("messages"):
             return render_conversation(talk, state.vocab, most=SIZES["prompt_tokens"].max)
 
@@ -137,25 +146,6 @@ def _is_heavy(chat: ChatRequest) -> bool:
         *(chat.messages, chat.tools, chat.functions, chat.response_format),
         *(chat.structured_outputs, chat.guided_json, chat.guided_choice),
     )
-
-
-def conversation(
-    state: ServerState,
-    chat: ChatRequest,
-    messages: list[dict[str, Any]],
-    rules: TurnRules,
-    box: ToolBox | None = None,
-) -> Conversation:
-    """Returns system and developer messages (instructions, tools, output format), then the rest in order."""
-    cleaned, said = take_efforts(messages)
-    instructions, num_leading = split_instructions(cleaned)
-    default = said or state.config.default_reasoning_effort
-    effort = reasoning_effort(*chat.effort, default, state.config.reasoning_effort_map)
-    tools = [function.tool for function in rules.functions]
-    head = prompt_head(
-        state.config, effort, instructions, tools, rules.described, identity=chat.identity, box=box
-    )
-    return Conversation((*head, *to_harmony(cleaned, num_leading, rules.freeform)))
 
 
 def read_rules(chat: ChatRequest) -> TurnRules:

@@ -45,7 +45,7 @@ async def read_json(request: Request, config: ServerConfig) -> dict[str, Any]:
 
     Raises ``RequestError``: 400, 408, 413, or 415 for another media type.
     """
-    return await read_as(request, config, _as_it_is)
+    return await read_as(request, config, lambda data: data)
 
 
 async def read_as(
@@ -84,10 +84,6 @@ async def parse_bytes(raw: bytes, config: ServerConfig, parse: Callable[[dict[st
     return await beside(
         lambda: parse(parse_object(raw, config.max_json_depth)), heavy=len(raw) > THREAD_BYTES
     )
-
-
-def _as_it_is(data: dict[str, Any]) -> dict[str, Any]:
-    return data
 
 
 def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:

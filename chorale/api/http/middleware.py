@@ -169,29 +169,21 @@ class HttpMiddleware:
 
 
 def _log_access(level: int, exchange: _Exchange, status: int, elapsed: float, span: Span | None) -> None:
-    client = (exchange.scope.get("client") or ("-",))[0]
-    # Escaped, since a path may contain control characters.
-    path = ascii(exchange.scope["path"])[1:-1][:200]
     fields = {
-        "client": client,
+        "client": (exchange.scope.get("client") or ("-",))[0],
         "method": exchange.method,
-        "path": path,
+        # Escaped, since a path may contain control characters.
+        "path": ascii(exchange.scope["path"])[1:-1][:200],
         "status": status,
         "duration_ms": round(elapsed * 1000, 1),
         "request_id": exchange.id,
     }
-    access_logger.log(
-        level,
-        "%s %s %s %d %.1fms id=%s%s",
-        client,
-        exchange.method,
-        path,
-        status,
-        elapsed * 1000,
-        exchange.id,
-        "" if span is None else f" trace={span.trace_id}",
-        extra={"fields": fields if span is None else fields | {"span_id": span.span_id}},
-    )
+    form = "%(client)s %(method)s %(path)s %(status)d %(duration_ms).1fms id=%(request_id)s"
+    if span is None:
+        access_logger.log(level, form, fields, extra={"fields": fields})
+    else:
+        own = fields | {"span_id": span.span_id}
+        access_logger.log(level, f"{form} trace={span.trace_id}", fields, extra={"fields": own})
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -71,7 +71,9 @@ async def create(state: ServerState, request: Request) -> Response:
 
 async def count_tokens(state: ServerState, request: Request) -> Response:
     """Returns the number of prompt tokens for a body of ``create``."""
-    prompt = await build_prompt(state, await _read(state, request), owner_of(request))
+    fields = await read_as(request, state.config, parse_request)
+    check_model(state, fields.model)
+    prompt = await build_prompt(state, fields, owner_of(request))
     await prompt.close()
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
@@ -87,12 +89,6 @@ class _Stream(Response):
             await self._stream(scope, receive, send)
         finally:
             await self._run.release()
-
-
-async def _read(state: ServerState, request: Request) -> ResponsesRequest:
-    fields = await read_as(request, state.config, parse_request)
-    check_model(state, fields.model)
-    return fields
 
 
 def _parse_kept(data: dict[str, Any]) -> tuple[ResponsesRequest, bytes | None]:
