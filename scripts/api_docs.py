@@ -25,7 +25,7 @@ from chorale.api.chat import request as chat
 from chorale.api.completions import request as completions
 from chorale.api.http.auth import OPEN_PATHS
 from chorale.api.messages import request as messages
-from chorale.api.openapi import OPERATIONS
+from chorale.api.operations import OPERATIONS
 from chorale.api.responses import request as responses
 from chorale.api.telemetry.engine_metrics import COUNTER, ENGINE_METRICS
 from chorale.api.telemetry.metric_names import BY_SERVER, COUNTERS, STORE_GAUGES

@@ -17,8 +17,8 @@ import time
 import httpx2
 from starlette.routing import Router
 
+from chorale.api.app import all_routes
 from chorale.api.http.auth import authenticate_routes
-from chorale.api.responses import routes
 from chorale.api.responses.items.objects import ResponseBuilder
 from chorale.api.responses.translate import Translator
 from chorale.api.state import ServerState
@@ -81,7 +81,7 @@ async def measure_stream(folder: str | None, vocab: Vocabulary) -> None:
         store = SqliteStore(f"{scratch}/responses.sqlite3")
         config = ServerConfig(system_start_date="2026-01-02")
         state = ServerState(engine, config, vocab, Metrics("m"), store, ("m",))
-        routing = Router(authenticate_routes(routes(state), ()))
+        routing = Router(authenticate_routes(all_routes(state), ()))
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(routing), base_url="http://x") as http:
             body = {"input": "hello", "background": True, "stream": True}
             seconds, read = [], []

@@ -10,21 +10,12 @@ from typing import cast
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
-from chorale.api import batches, chat, completions, conversations, files, messages, openapi, responses, tokens
+from chorale.api import openapi
 from chorale.api.http.auth import CALLER, authenticate_routes
 from chorale.api.http.middleware import HttpMiddleware, Layer, Routes
-from chorale.api.operator import (
-    adapters,
-    admin,
-    docs,
-    health,
-    invocations,
-    models,
-    page,
-    render,
-    tokenize,
-    tokenizer_info,
-)
+from chorale.api.operations import operation_routes
+from chorale.api.operator import docs, page, tokenizer_info
+from chorale.api.responses.websocket import socket
 from chorale.api.state import ServerState
 from chorale.api.telemetry.metered_client import MeteredClient
 from chorale.client.base import EngineClient
@@ -41,33 +32,18 @@ def create_app(
     no key is required. Endpoints receive the engine client wrapped in a ``MeteredClient``.
     """
     state.metrics.watch(state.client)
-    client = MeteredClient(state.client, state.metrics, lambda: state.owner(CALLER.get()))
-    metered = replace(state, client=cast("EngineClient", client))
     hashes = tuple(api_key_hashes)
-    routes = authenticate_routes(all_routes(metered, batches, has_keys=bool(hashes)), hashes)
-    return HttpMiddleware(Routes(routes), metered, bool(hashes), _cors(state))
+    client = MeteredClient(state.client, state.metrics, lambda: state.owner(CALLER.get()))
+    metered = replace(state, client=cast("EngineClient", client), batches=batches, has_keys=bool(hashes))
+    routes = authenticate_routes(all_routes(metered), hashes)
+    return HttpMiddleware(Routes(routes), metered, _cors(state))
 
 
-def all_routes(
-    state: ServerState, service: BatchService | None = None, *, has_keys: bool = False
-) -> list[BaseRoute]:
-    """Returns all routes in matching order. A test compares them with the OpenAPI operations."""
+def all_routes(state: ServerState) -> list[BaseRoute]:
+    """Returns all routes in matching order."""
     return [
-        *render.routes(state),  # these two first, else "render" would match as a completion id
-        *tokens.routes(state),
-        *chat.routes(state),
-        *completions.routes(state),
-        *messages.routes(state),
-        *invocations.routes(state),
-        *responses.routes(state),
-        *conversations.routes(state),
-        *files.routes(state, service),
-        *batches.routes(state, service),
-        *health.routes(state, counts_batches=service is not None),
-        *admin.routes(state, has_keys=has_keys),
-        *models.routes(state),
-        *adapters.routes(state),
-        *tokenize.routes(state),
+        *operation_routes(state),
+        *socket.routes(state),
         *tokenizer_info.routes(state),
         *openapi.routes(state),
         *docs.routes(state),

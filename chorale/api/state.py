@@ -15,6 +15,7 @@ from chorale.errors import ModelNotFoundError
 from chorale.grammar.checker import GrammarChecker
 from chorale.jobs.background import Background
 from chorale.jobs.leases import Leases
+from chorale.jobs.service import BatchService
 from chorale.tools.pdf.reader import PdfReader
 from chorale.tracing.context import recording
 from chorale.turns.built_in.open import ToolHost
@@ -35,6 +36,8 @@ class Lifecycle:
     draining: bool = False  # after SIGTERM: running requests finish, new ones should go to another server
     num_requests: int = 0  # requests in progress, including those over a WebSocket
     sockets: Shares = field(default_factory=Shares)  # open WebSocket connections
+    # Running requests of /inference/v1/generate: id in the engine -> digest of the key, id of the answer.
+    generations: dict[str, tuple[bytes, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class ServerState:
     tracer: Tracer | None = None  # None: no traces
     adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
     adapter: AdapterRef = BASE  # of the requests that have this state
+    batches: BatchService | None = None  # None: the server keeps no files
+    has_keys: bool = False  # requests need an API key
 
     def __post_init__(self) -> None:
         object.__setattr__(

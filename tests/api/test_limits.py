@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from chorale.api import limits
 from chorale.api.http.body import parse_model
 from chorale.api.limits import LIMITS, SIZES, Limit
-from chorale.api.openapi import OPERATIONS
+from chorale.api.operations import OPERATIONS
 from chorale.errors import RequestError
 from scripts.api_docs import limits_table
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.api.openapi import OPERATIONS
+from chorale.api.operations import OPERATIONS
 from chorale.config.options.settings import merge
 from chorale.errors import ConfigError
 from tests.deploy.files import load_script

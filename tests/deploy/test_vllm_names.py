@@ -12,7 +12,7 @@ import pytest
 from chorale.api.chat import request as chat
 from chorale.api.completions import request as completions
 from chorale.api.messages import request as messages
-from chorale.api.openapi import OPERATIONS
+from chorale.api.operations import OPERATIONS
 from chorale.api.operator import tokenize
 from chorale.api.responses import request as responses
 from chorale.api.telemetry.engine_metrics import ENGINE_METRICS

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from chorale.api.openapi import OPERATIONS
+from chorale.api.operations import OPERATIONS
 from chorale.cli.commands.machine.fit import take_gpus
 from chorale.cli.commands.measure.bench import BENCHES
 from chorale.cli.completion import PARSERS, _own_parser

@@ -178,19 +178,17 @@ def probe_app(state: ServerState, handlers: Handlers) -> HttpMiddleware:
     """Returns the HTTP middleware around handlers of a test, each for POST and GET."""
     routes = [Route(path, handler, methods=["GET", "POST"]) for path, handler in handlers.items()]
     return HttpMiddleware(
-        Router(authenticate_routes(routes, ()), redirect_slashes=False, default=unknown_path), state, False
+        Router(authenticate_routes(routes, ()), redirect_slashes=False, default=unknown_path), state
     )
 
 
 @contextlib.asynccontextmanager
-async def listening(
-    app: HttpMiddleware, batches: BatchService | None = None, *, drain_grace: float = 0.0
-) -> AsyncIterator[Listening]:
+async def listening(app: HttpMiddleware, *, drain_grace: float = 0.0) -> AsyncIterator[Listening]:
     """Yields the app on a free port, or on the socket in its configuration."""
     config = app.state.config
     sockets = bind_sockets(config)
     port = 0 if config.uds else sockets[0].getsockname()[1]
-    stop, services = Stop(), make_services(app.state, batches)
+    stop, services = Stop(), make_services(app.state)
     task = asyncio.create_task(serve_app(app, config, services, sockets, stop, drain_grace=drain_grace))
     with quiet_collector(COLLECTOR):
         try:
@@ -203,10 +201,10 @@ async def listening(
 
 
 @contextlib.asynccontextmanager
-async def _in_process(app: HttpMiddleware, batches: BatchService | None) -> AsyncIterator[BatchRunner | None]:
+async def _in_process(app: HttpMiddleware) -> AsyncIterator[BatchRunner | None]:
     """Runs the services that tests need: batches, and the end of background responses."""
     state = app.state
-    runner = None if batches is None else make_runner(state, batches)
+    runner = None if state.batches is None else make_runner(state)
     watching = None if runner is None else asyncio.create_task(runner.run())
     try:
         yield runner
@@ -242,9 +240,9 @@ async def served(
         app = create_app(state, batches, keys) if handlers is None else probe_app(state, handlers)
         found = runner = None
         if listens:
-            found = await stack.enter_async_context(listening(app, batches))
+            found = await stack.enter_async_context(listening(app))
         else:
-            runner = await stack.enter_async_context(_in_process(app, batches))
+            runner = await stack.enter_async_context(_in_process(app))
         http = httpx2.AsyncClient(
             transport=httpx2.ASGITransport(app=app),
             base_url="http://localhost",

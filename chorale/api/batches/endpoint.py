@@ -6,11 +6,10 @@ from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from chorale.api.batches.request import CreateBatch
 from chorale.api.fields import parse
-from chorale.api.files.endpoint import bind
+from chorale.api.files.endpoint import needs_files
 from chorale.api.http.auth import owner_of
 from chorale.api.http.responses import json_response, read_as
 from chorale.api.responses.pages import check_names, page_object, read_number
@@ -20,20 +19,8 @@ from chorale.ids import new_id
 from chorale.jobs.service import BatchService
 from chorale.store.batch_rows import StoredBatch
 
-_PATH = "/v1/batches"
 
-
-def routes(state: ServerState, service: BatchService | None) -> list[Route]:
-    one = f"{_PATH}/{{batch_id}}"
-    bound = partial(bind, state, service)
-    return [
-        Route(_PATH, bound(create), methods=["POST"]),
-        Route(_PATH, bound(list_batches), methods=["GET"]),
-        Route(one, bound(retrieve), methods=["GET"]),
-        Route(f"{one}/cancel", bound(cancel), methods=["POST"]),
-    ]
-
-
+@needs_files
 async def create(state: ServerState, service: BatchService, request: Request) -> Response:
     fields = await read_as(request, state.config, partial(parse, CreateBatch))
     rows, after = state.store.batches, fields.output_expires_after
@@ -58,11 +45,13 @@ async def create(state: ServerState, service: BatchService, request: Request) ->
     return json_response(batch.to_object())
 
 
+@needs_files
 async def retrieve(state: ServerState, service: BatchService, request: Request) -> Response:
     found = await state.store.batches.get(request.path_params["batch_id"], owner_of(request))
     return json_response(found.to_object())
 
 
+@needs_files
 async def list_batches(state: ServerState, service: BatchService, request: Request) -> Response:
     """Lists batches, newest first."""
     query = request.query_params
@@ -75,6 +64,7 @@ async def list_batches(state: ServerState, service: BatchService, request: Reque
     return json_response(page_object([batch.to_object() for batch in batches], has_more))
 
 
+@needs_files
 async def cancel(state: ServerState, service: BatchService, request: Request) -> Response:
     found = await state.store.batches.cancel(request.path_params["batch_id"], owner_of(request))
     service.wake()

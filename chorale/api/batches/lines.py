@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chorale.api import chat, completions
+from chorale.api.chat import endpoint as chat
+from chorale.api.completions import endpoint as completions
 from chorale.api.http.auth import OWNER, authenticate_routes, request_id
 from chorale.api.http.responses import error_response
-from chorale.api.responses.endpoint import routes as response_routes
+from chorale.api.responses import endpoint as responses
 from chorale.api.state import Lifecycle, ServerState
 from chorale.api.telemetry.metered_client import MeteredClient
 from chorale.client.admission import capacity
@@ -20,7 +22,6 @@ from chorale.errors import ChoraleError
 from chorale.jobs.execute import AppSender
 from chorale.jobs.line import ENDPOINTS
 from chorale.jobs.runner import BatchRunner, Engine
-from chorale.jobs.service import BatchService
 from chorale.store.batch_rows import Result
 from chorale.tracing import ignored
 from chorale.tracing.context import CURRENT, IgnoredFields, RequestContext
@@ -38,9 +39,12 @@ class LineApp:
         assert isinstance(state.client, MeteredClient)
         self._warns = state.config.unknown_fields == "warn"
         inner = replace(state, client=state.client.of_batches(), lifecycle=Lifecycle())
-        routes = [*chat.routes(inner), *completions.routes(inner), *response_routes(inner)]
-        wanted = [r for r in routes if isinstance(r, Route) and r.path in ENDPOINTS]
-        self._app: ASGIApp = Router(authenticate_routes(wanted, ()), redirect_slashes=False)
+        handlers = (chat.create, completions.create, responses.create)
+        routes = [
+            Route(path, partial(handler, inner), methods=["POST"])
+            for path, handler in zip(ENDPOINTS, handlers, strict=True)
+        ]
+        self._app: ASGIApp = Router(authenticate_routes(routes, ()), redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
@@ -63,9 +67,10 @@ class LineApp:
             await error_response(ChoraleError("internal error"))(scope, receive, send)
 
 
-def make_runner(state: ServerState, service: BatchService) -> BatchRunner:
-    """Returns the batch runner of this process."""
-    app = LineApp(state)
+def make_runner(state: ServerState) -> BatchRunner:
+    """Returns the batch runner of this process, whose server keeps files."""
+    app, service = LineApp(state), state.batches
+    assert service is not None
 
     def is_ready() -> bool:
         return state.client.status.state == "ready"

@@ -1,5 +1,1 @@
 """/v1/conversations: conversations and their items, which responses can continue."""
-
-from chorale.api.conversations.endpoint import routes
-
-__all__ = ["routes"]

@@ -13,7 +13,6 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from chorale.api.conversations.request import CreateConversation, CreateItems, read_update
 from chorale.api.fields import parse
@@ -28,21 +27,6 @@ from chorale.api.responses.pages import PageQuery, check_include, check_names, p
 from chorale.api.state import ServerState
 from chorale.errors import NotFoundError
 from chorale.store.protocol import StoredItem
-
-
-def routes(state: ServerState) -> list[Route]:
-    one = "/v1/conversations/{conversation_id}"
-    item = f"{one}/items/{{item_id}}"
-    return [
-        Route("/v1/conversations", partial(create, state), methods=["POST"]),
-        Route(one, partial(retrieve, state), methods=["GET"]),
-        Route(one, partial(update, state), methods=["POST"]),
-        Route(one, partial(delete, state), methods=["DELETE"]),
-        Route(f"{one}/items", partial(list_items, state), methods=["GET"]),
-        Route(f"{one}/items", partial(add_items, state), methods=["POST"]),
-        Route(item, partial(retrieve_item, state), methods=["GET"]),
-        Route(item, partial(delete_item, state), methods=["DELETE"]),
-    ]
 
 
 async def create(state: ServerState, request: Request) -> Response:

@@ -15,12 +15,10 @@ from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from chorale.api.files.form import Form, FormData, boundary_of
 from chorale.api.files.request import KNOWN_PURPOSES, PURPOSES, read_form
 from chorale.api.http.auth import owner_of
-from chorale.api.http.request_limits import UPLOAD_PATH
 from chorale.api.http.responses import json_response
 from chorale.api.responses.pages import PageQuery, page_object
 from chorale.api.state import ServerState
@@ -32,38 +30,24 @@ from chorale.store.files import FileFilter, StoredFile, new_file_id
 from chorale.store.protocol import StoreError
 
 MAX_UPLOADS = 16  # concurrent uploads per process
-_PATH = UPLOAD_PATH
+Handler = Callable[[ServerState, Request], Awaitable[Response]]
 
 
-def routes(state: ServerState, service: BatchService | None) -> list[Route]:
-    one = f"{_PATH}/{{file_id}}"
-    bound = partial(bind, state, service)
-    return [
-        Route(_PATH, bound(create), methods=["POST"]),
-        Route(_PATH, bound(list_files), methods=["GET"]),
-        Route(one, bound(retrieve), methods=["GET"]),
-        Route(one, bound(delete), methods=["DELETE"]),
-        Route(f"{one}/content", bound(content), methods=["GET"]),
-    ]
+def needs_files(handler: Callable[[ServerState, BatchService, Request], Awaitable[Response]]) -> Handler:
+    """Returns an endpoint that passes ``state.batches``, or raises ``NotFoundError`` if it is None."""
+
+    async def with_files(state: ServerState, request: Request) -> Response:
+        if state.batches is not None:
+            return await handler(state, state.batches, request)
+        needed = "--response-store with a file or a PostgreSQL database"
+        if state.store.path != MEMORY:
+            needed = "--batch-storage with a folder or an S3 bucket that all servers share"
+        raise NotFoundError(f"this server keeps no files: it needs {needed}", code="files_disabled")
+
+    return with_files
 
 
-Handler = Callable[[ServerState, BatchService, Request], Awaitable[Response]]
-
-
-def bind(
-    state: ServerState, service: BatchService | None, handler: Handler
-) -> Callable[[Request], Awaitable[Response]]:
-    """Returns the endpoint. Without a service it raises ``NotFoundError``: the server keeps no files."""
-    return partial(_refuse, state) if service is None else partial(handler, state, service)
-
-
-async def _refuse(state: ServerState, request: Request) -> Response:
-    needed = "--response-store with a file or a PostgreSQL database"
-    if state.store.path != MEMORY:
-        needed = "--batch-storage with a folder or an S3 bucket that all servers share"
-    raise NotFoundError(f"this server keeps no files: it needs {needed}", code="files_disabled")
-
-
+@needs_files
 async def create(state: ServerState, service: BatchService, request: Request) -> Response:
     boundary = boundary_of(request.headers.get("content-type", ""))
     owner = state.owner(owner_of(request))
@@ -107,6 +91,7 @@ def _described(file: StoredFile, form: FormData, service: BatchService) -> Store
     )
 
 
+@needs_files
 async def list_files(state: ServerState, service: BatchService, request: Request) -> Response:
     """Lists files, newest first unless ``order=asc``."""
     query = request.query_params
@@ -122,10 +107,12 @@ async def list_files(state: ServerState, service: BatchService, request: Request
     return json_response(page_object([file.to_object() for file in files], has_more))
 
 
+@needs_files
 async def retrieve(state: ServerState, service: BatchService, request: Request) -> Response:
     return json_response((await _found(state, request)).to_object())
 
 
+@needs_files
 async def delete(state: ServerState, service: BatchService, request: Request) -> Response:
     file_id = request.path_params["file_id"]
     await state.store.files.delete(file_id, owner_of(request))
@@ -133,6 +120,7 @@ async def delete(state: ServerState, service: BatchService, request: Request) ->
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
+@needs_files
 async def content(state: ServerState, service: BatchService, request: Request) -> Response:
     """Streams the content as fast as the client reads it."""
     file = await _found(state, request)

@@ -87,37 +87,35 @@ class HttpMiddleware:
     ``cors`` wraps error responses too: without its headers a web page cannot read them.
     """
 
-    def __init__(self, app: ASGIApp, state: ServerState, has_keys: bool, cors: Layer | None = None) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, cors: Layer | None = None) -> None:
         self._app = app if cors is None else cors(app)
         self._cors = cors
-        self._state = state
         self.state = state  # used by the server to drain and shut down
-        self.has_keys = has_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await _lifespan(receive, send)
-        config = self._state.config
+        config = self.state.config
         if config.root_path:  # remove the prefix if the proxy has not removed it
             scope["root_path"] = config.root_path.rstrip("/")
         body = LimitedBody(receive, scope, config)
         body.complete = scope["type"] == "websocket"  # ``websocket.py`` limits messages
-        exchange = _Exchange(scope, body, send, self._state)
+        exchange = _Exchange(scope, body, send, self.state)
         scope[KEEP_ALIVE] = config.sse_keep_alive_interval
         scope.setdefault("state", {})["request_id"] = exchange.id
         scope["app"] = self  # Starlette's routes raise for a wrong method only inside an app
         counted = 0 if scope["type"] == "websocket" else 1  # an open WebSocket is not counted as a request
-        self._state.lifecycle.num_requests += counted
-        exchange.context = begin_request(self._state, scope, exchange.id) if counted else None
+        self.state.lifecycle.num_requests += counted
+        exchange.context = begin_request(self.state, scope, exchange.id) if counted else None
         try:
             await self._answer(exchange)
         finally:
-            self._state.lifecycle.num_requests -= counted
+            self.state.lifecycle.num_requests -= counted
             self._record(exchange)
 
     async def _answer(self, exchange: _Exchange) -> None:
         try:
-            check_head(exchange.scope, self._state.config, self.has_keys)
+            check_head(exchange.scope, self.state.config, self.state.has_keys)
             await self._app(exchange.scope, exchange.body, exchange.send)
         except ClientDisconnect:
             exchange.status = exchange.status or CLIENT_LEFT
@@ -136,7 +134,7 @@ class HttpMiddleware:
     ) -> None:
         exchange.error = error.code
         # An unexpected exception has been logged with its own trace.
-        if self._state.config.log_error_stack and error.__traceback__ is not None:
+        if self.state.config.log_error_stack and error.__traceback__ is not None:
             logger.error("request %s gets an error: %s", exchange.id, error, exc_info=error)
         if exchange.status:
             # On a WebSocket this ends the connection.
@@ -157,10 +155,10 @@ class HttpMiddleware:
         status = exchange.status or CLIENT_LEFT
         handler = exchange.scope.get(HANDLER, _UNMATCHED)
         if status != SWITCHED:
-            self._state.metrics.http_finished(handler, exchange.method, status, elapsed)
+            self.state.metrics.http_finished(handler, exchange.method, status, elapsed)
         if context is not None and handler not in OPEN_PATHS:
-            end_request(self._state, context, handler, status, exchange.error)
-        if self._state.config.access_log:
+            end_request(self.state, context, handler, status, exchange.error)
+        if self.state.config.access_log:
             # Clients that wait for the model would bury the log of the start.
             is_noise = handler in OPEN_PATHS or exchange.error == EngineLoadingError.default_code
             level = logging.DEBUG if is_noise else logging.INFO

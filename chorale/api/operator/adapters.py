@@ -7,14 +7,12 @@ which they began, also if an adapter is loaded again under the same name or unlo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from chorale.api.adapters import allowed_folder
 from chorale.api.fields import parse
@@ -39,23 +37,8 @@ class UnloadRequest(BaseModel):
     lora_int_id: Any = None  # no effect, as in vLLM
 
 
-def routes(state: ServerState) -> list[Route]:
-    handlers = {"load": load, "unload": unload}
-    return [
-        Route(f"/v1/{name}_lora_adapter", partial(_if_on, state, handler), methods=["POST"])
-        for name, handler in handlers.items()
-    ]
-
-
-async def _if_on(
-    state: ServerState, handler: Callable[[ServerState, Request], Awaitable[Response]], request: Request
-) -> Response:
-    if not state.config.lora_updates or not state.config.enable_lora:
-        raise NotFoundError(OFF)
-    return await handler(state, request)
-
-
 async def load(state: ServerState, request: Request) -> Response:
+    _check_on(state)
     asked = await read_as(request, state.config, partial(parse, LoadRequest))
     name, adapters = asked.lora_name, state.adapters
     if not is_name(name):
@@ -77,7 +60,13 @@ async def load(state: ServerState, request: Request) -> Response:
 
 
 async def unload(state: ServerState, request: Request) -> Response:
+    _check_on(state)
     asked = await read_as(request, state.config, partial(parse, UnloadRequest))
     ref = state.adapters.remove(asked.lora_name)
     await state.client.control(Command(action="unload_adapter", adapter=ref))
     return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
+
+
+def _check_on(state: ServerState) -> None:
+    if not state.config.lora_updates or not state.config.enable_lora:
+        raise NotFoundError(OFF)

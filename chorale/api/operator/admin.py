@@ -14,16 +14,13 @@ import os
 import platform
 import re
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from chorale.api.http.responses import json_response, read_json
-from chorale.api.operator import weights
 from chorale.api.state import ServerState
 from chorale.client.base import EngineInfo
 from chorale.config.engine import ServerConfig
@@ -35,18 +32,6 @@ Handler = Callable[[ServerState, Request], Awaitable[Response]]
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _PACKAGES = ("torch", "triton", "numpy", "msgspec", "starlette", "uvicorn", "transformers")
-
-
-def routes(state: ServerState, *, has_keys: bool) -> list[Route]:
-    """Returns the routes. ``has_keys``: the server requires API keys."""
-    off = why_off(state.config, has_keys=has_keys)
-    posts = (pause, resume, sleep, wake_up, reset_prefix_cache, start_profile, stop_profile)
-    gets = (is_paused, is_sleeping, server_info, get_world_size)
-    return [
-        Route(f"/{each.__name__}", partial(_guarded, state, off, each), methods=[method])
-        for method, some in (("POST", posts + weights.POSTS), ("GET", gets + weights.GETS))
-        for each in some
-    ]
 
 
 def why_off(config: ServerConfig, *, has_keys: bool) -> str:
@@ -68,10 +53,15 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-async def _guarded(state: ServerState, off: str, handler: Handler, request: Request) -> Response:
-    if off:
-        raise NotFoundError(off)
-    return await handler(state, request)
+def guarded(handler: Handler) -> Handler:
+    """Returns an endpoint that raises ``NotFoundError`` while the administrative endpoints are off."""
+
+    async def if_on(state: ServerState, request: Request) -> Response:
+        if off := why_off(state.config, has_keys=state.has_keys):
+            raise NotFoundError(off)
+        return await handler(state, request)
+
+    return if_on
 
 
 # ---------------------------------------------------------------------------- pause and sleep

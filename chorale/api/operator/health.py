@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from chorale.api.http.responses import json_response
 from chorale.api.state import ServerState
@@ -17,17 +15,6 @@ from chorale.store.protocol import StoreError
 from chorale.version import __version__
 
 _STORE_SECONDS = 1.0  # limit for reading the store's sizes; after it, a scrape shows the previous ones
-
-
-def routes(state: ServerState, *, counts_batches: bool) -> list[Route]:
-    return [
-        Route("/health", partial(health, state)),
-        Route("/ready", partial(ready, state)),
-        Route("/ping", partial(health, state), methods=["GET", "POST"]),
-        Route("/version", version),
-        Route("/load", partial(load, state)),
-        Route("/metrics", partial(metrics, state, counts_batches)),
-    ]
 
 
 async def health(state: ServerState, request: Request) -> Response:
@@ -78,7 +65,7 @@ def _unavailable(state: ServerState) -> Response:
     return json_response(body, 503, None if name == "failed" else {"retry-after": "1"})
 
 
-async def version(request: Request) -> Response:
+async def version(state: ServerState, request: Request) -> Response:
     return json_response({"version": __version__})
 
 
@@ -87,11 +74,11 @@ async def load(state: ServerState, request: Request) -> Response:
     return json_response({"server_load": state.lifecycle.num_requests - 1})
 
 
-async def metrics(state: ServerState, counts_batches: bool, request: Request) -> Response:
+async def metrics(state: ServerState, request: Request) -> Response:
     with contextlib.suppress(StoreError, TimeoutError):  # a failing disk must not fail the scrape
         async with asyncio.timeout(_STORE_SECONDS):
             stats = await state.store.stats()
-            batches = await state.store.batches.stats() if counts_batches else None
+            batches = await state.store.batches.stats() if state.batches is not None else None
         state.metrics.stored(stats)
         if batches is not None:
             state.metrics.batches_stored(batches)

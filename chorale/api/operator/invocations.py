@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from chorale.api.chat.endpoint import create as create_chat
 from chorale.api.completions.endpoint import create as create_completion
@@ -21,10 +19,6 @@ _ENDPOINTS: dict[str, Callable[[ServerState, Request], Awaitable[Response]]] = {
     "prompt": create_completion,
     "input": create_response,
 }
-
-
-def routes(state: ServerState) -> list[Route]:
-    return [Route("/invocations", partial(invoke, state), methods=["POST"])]
 
 
 async def invoke(state: ServerState, request: Request) -> Response:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from chorale.api.chat.prepare import prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
@@ -41,15 +39,6 @@ _SAMPLING = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "max_tokens", "min_tokens", "ignore_eos", "seed", "logprobs", "prompt_logprobs",
 )  # fmt: skip
-
-
-def routes(state: ServerState) -> list[Route]:
-    return [
-        Route("/v1/chat/completions/render", partial(render_chat, state), methods=["POST"]),
-        Route("/v1/completions/render", partial(render_completion, state), methods=["POST"]),
-        Route("/v1/messages/render", partial(render_message, state), methods=["POST"]),
-        Route("/v1/responses/render", partial(render_response, state), methods=["POST"]),
-    ]
 
 
 async def render_chat(state: ServerState, request: Request) -> Response:

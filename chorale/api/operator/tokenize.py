@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from chorale.api import limits
 from chorale.api.chat.prepare import built_in_tools, encode, prepare, read_rules
@@ -41,13 +40,6 @@ class TokenizeRequest(Shown):
 class DetokenizeRequest(StrictModel):
     model: str | None = None
     tokens: Annotated[list[TokenId], limits.items("prompt_tokens")]
-
-
-def routes(state: ServerState) -> list[Route]:
-    return [
-        Route("/tokenize", partial(tokenize, state), methods=["POST"]),
-        Route("/detokenize", partial(detokenize, state), methods=["POST"]),
-    ]
 
 
 async def tokenize(state: ServerState, request: Request) -> Response:

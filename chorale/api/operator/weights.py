@@ -68,13 +68,6 @@ async def weight_info(state: ServerState, request: Request) -> Response:
     return json_response({"weight_version": version})
 
 
-POSTS = (
-    init_weight_transfer_engine, shutdown_weight_transfer_engine, start_weight_update, update_weights,
-    finish_weight_update, update_weight_version,
-)  # fmt: skip
-GETS = (weight_info,)
-
-
 async def _step(state: ServerState, command: Command, done: str) -> Response:
     """Executes a command in all engines. If one fails within an update, all give the update up."""
     if not state.client.info.weight_transfer:

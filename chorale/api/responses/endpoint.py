@@ -7,12 +7,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from chorale.api.http.auth import owner_of
@@ -21,7 +19,6 @@ from chorale.api.http.responses import EventStream, json_response, large_respons
 from chorale.api.http.sse import DONE, Frame, framed
 from chorale.api.responses.background.follow import follow, not_found
 from chorale.api.responses.background.job import Job
-from chorale.api.responses.compact import compact
 from chorale.api.responses.dialects import dialect_of, translate_body, translate_items
 from chorale.api.responses.pages import PageQuery, check_include, check_names, page, read_flag, read_number
 from chorale.api.responses.prepare import build_prompt
@@ -34,19 +31,6 @@ from chorale.store.protocol import StoredResponse
 
 _CANCEL_SECONDS = 5.0  # longest wait for the job to store its end; after that, the store ends the response
 _STREAM_ONLY = ("starting_after", "include_obfuscation")
-
-
-def routes(state: ServerState) -> list[Route]:
-    one = "/v1/responses/{response_id}"
-    return [
-        Route("/v1/responses", partial(create, state), methods=["POST"]),
-        Route("/v1/responses/input_tokens", partial(count_tokens, state), methods=["POST"]),
-        Route("/v1/responses/compact", partial(compact, state), methods=["POST"]),
-        Route(one, partial(retrieve, state), methods=["GET"]),
-        Route(one, partial(delete, state), methods=["DELETE"]),
-        Route(f"{one}/cancel", partial(cancel, state), methods=["POST"]),
-        Route(f"{one}/input_items", partial(input_items, state), methods=["GET"]),
-    ]
 
 
 async def create(state: ServerState, request: Request) -> Response:

@@ -39,12 +39,7 @@ from chorale.turns.run import ChoiceEvents, run_raw
 _PREFIX = "generate-tokens-"  # vLLM's, of the ids in answers
 
 
-Running = dict[
-    str, tuple[bytes, str]
-]  # the running requests of this process: id in the engine -> (owner, id)
-
-
-async def generate(state: ServerState, running: Running, request: Request) -> Response:
+async def generate(state: ServerState, request: Request) -> Response:
     asked = await read_as(request, state.config, parse_generate)
     state = select_model(state, asked.model)
     owner = owner_of(request)
@@ -52,7 +47,7 @@ async def generate(state: ServerState, running: Running, request: Request) -> Re
     turn = await prepare(state, asked, chat, owner)
     answer = TokenAnswer(state, asked, turn, f"{_PREFIX}{asked.request_id or secrets.token_hex(16)}")
     name_response(answer.id)
-    batches = _run(state, running, asked, turn, (owner, answer.id))
+    batches = _run(state, asked, turn, (owner, answer.id))
     if asked.stream:
         return EventStream(_stream(answer, batches), on_error=last_error)
     body = await until_disconnect(request, _complete(answer, batches))
@@ -61,11 +56,11 @@ async def generate(state: ServerState, running: Running, request: Request) -> Re
     return await large_response(lambda: body, heavy=is_scored(turn.sampling) or is_heavy(body))
 
 
-async def abort(state: ServerState, running: Running, request: Request) -> Response:
+async def abort(state: ServerState, request: Request) -> Response:
     """Aborts requests of the same API key by the ids of their answers. Unknown ids have no effect."""
     asked = await read_as(request, state.config, lambda data: parse(AbortRequest, data))
     keys = {(owner_of(request), _PREFIX + name.removeprefix(_PREFIX)) for name in asked.request_ids}
-    for request_id in [request_id for request_id, key in running.items() if key in keys]:
+    for request_id in [request_id for request_id, key in state.lifecycle.generations.items() if key in keys]:
         state.client.abort(request_id)
     return Response(status_code=200)
 
@@ -120,8 +115,9 @@ def _rules(asked: GenerateRequest, chat: ChatRequest) -> TurnRules:
 
 
 async def _run(
-    state: ServerState, running: Running, asked: GenerateRequest, turn: TurnRequest, key: tuple[bytes, str]
+    state: ServerState, asked: GenerateRequest, turn: TurnRequest, key: tuple[bytes, str]
 ) -> AsyncGenerator[list[ChoiceEvents]]:
+    running = state.lifecycle.generations
     running[turn.request_id] = key
     turns = run_raw(
         state.client,

@@ -28,7 +28,7 @@ from chorale.client.remote import RemoteClient
 from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import Vocabulary, VocabularyError, load_vocabulary
-from chorale.jobs.service import BatchService, open_service
+from chorale.jobs.service import open_service
 from chorale.machine.processes import quiet_collector
 from chorale.serve.bootstrap import ApiStart
 from chorale.serve.http.server import Service, serve_app
@@ -85,7 +85,7 @@ async def opened_app(
         batches = await asyncio.to_thread(open_service, start.server, state.store)
         app = create_app(state, batches, start.api_key_hashes)
         with quiet_collector(COLLECTOR):
-            yield app, make_services(app.state, batches)
+            yield app, make_services(app.state)
     finally:
         await tools.aclose()
         await state.store.close()
@@ -93,15 +93,15 @@ async def opened_app(
             await asyncio.to_thread(state.tracer.close)
 
 
-def make_services(state: ServerState, batches: BatchService | None) -> list[Service]:
-    """Returns the services of this process. ``batches`` is None if the Files and Batches APIs are off."""
+def make_services(state: ServerState) -> list[Service]:
+    """Returns the services of this process."""
     config = state.config
     services: list[Service] = [
         Endless(lambda: share_metrics(state.metrics)),
         BackgroundResponses(state, Resumer(state)),
     ]
-    if batches is not None:
-        services.insert(0, make_runner(state, batches))
+    if state.batches is not None:
+        services.insert(0, make_runner(state))
     # Only one process logs the throughput, as each process sees that of all.
     if not config.disable_log_stats and state.metrics.process == 0:
         services.append(Endless(lambda: log_throughput(state.client, config.log_stats_interval)))

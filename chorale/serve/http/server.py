@@ -106,7 +106,7 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
 def _local_only(app: HttpMiddleware, config: ServerConfig) -> ASGIApp:
     """Adds a check of the Host header if the server has no API keys and listens on a loopback address."""
     behind_proxy = bool(config.root_path) or bool(config.allowed_origins)
-    if config.uds is None and is_loopback(config.host) and not app.has_keys and not behind_proxy:
+    if config.uds is None and is_loopback(config.host) and not app.state.has_keys and not behind_proxy:
         return LocalHosts(app, config.host)
     return app
 

@@ -93,7 +93,7 @@ async def test_a_large_body_is_processed_in_threads(monkeypatch: pytest.MonkeyPa
         return noted
 
     monkeypatch.setattr(body, "parse_object", note("parse", body.parse_object))
-    for name in ("read_rules", "conversation", "render_conversation"):
+    for name in ("read_rules", "to_harmony", "render_conversation"):
         monkeypatch.setattr(chat_prepare, name, note(name, getattr(chat_prepare, name)))
     parts = [{"type": "text", "text": ""}] * 20_000
     async with served(playing(ANSWER, ANSWER)) as server:

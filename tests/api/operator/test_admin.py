@@ -7,7 +7,6 @@ from typing import Any
 import httpx2
 import pytest
 
-from chorale.api.operator import weights
 from chorale.client.base import EngineInfo
 from chorale.config.engine import hash_key
 from chorale.engine.commands import Command
@@ -16,7 +15,8 @@ from tests.support.server import served
 
 PATHS = (
     ("POST", ["pause", "resume", "sleep", "wake_up", "reset_prefix_cache", "start_profile", "stop_profile"]),
-    ("POST", [each.__name__ for each in weights.POSTS]),
+    ("POST", ["init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update"]),
+    ("POST", ["update_weights", "finish_weight_update", "update_weight_version"]),
     ("GET", ["is_paused", "is_sleeping", "server_info", "get_world_size", "weight_info"]),
 )
 ALL = [(method, f"/{name}") for method, names in PATHS for name in names]

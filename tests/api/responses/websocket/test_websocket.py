@@ -518,7 +518,7 @@ async def test_a_connection_is_closed_at_its_maximum_age() -> None:
     async with make_state(client) as state:
         serve = partial(socket.serve, state, max_seconds=0.2)
         routes = authenticate_routes([WebSocketRoute("/v1/responses", serve)], ())
-        app = HttpMiddleware(Router(routes, redirect_slashes=False, default=unknown_path), state, False)
+        app = HttpMiddleware(Router(routes, redirect_slashes=False, default=unknown_path), state)
         async with listening(app) as server, opened(server) as connection:
             await send(connection)
             events = await until_end(connection)
