@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute
 from chorale.api import openapi
 from chorale.api.http.auth import CALLER, authenticate_routes
 from chorale.api.http.middleware import HttpMiddleware, Layer, Routes
-from chorale.api.operations import operation_routes
+from chorale.api.operations import OPERATIONS, operation_routes
 from chorale.api.operator import docs, page, tokenizer_info
 from chorale.api.responses.websocket import socket
 from chorale.api.state import ServerState
@@ -45,7 +45,7 @@ def all_routes(state: ServerState) -> list[BaseRoute]:
         *operation_routes(state),
         *socket.routes(state),
         *tokenizer_info.routes(state),
-        *openapi.routes(state),
+        *openapi.routes(state, OPERATIONS),
         *docs.routes(state),
         *page.routes(state),
     ]

@@ -7,21 +7,35 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from chorale.api.http.responses import json_response
-from chorale.api.operations import OPERATIONS, Operation
-from chorale.api.state import ServerState
+from chorale.api.state import Handler, ServerState
 from chorale.version import __version__
 
 _CONVERSATION = "/v1/conversations/{conversation_id}"
 _REF = "#/components/schemas/{model}"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A method of a path. ``body``: the model of its body; ``streams``: it may answer with events."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    body: type[BaseModel] | None = None
+    streams: bool = False
+    media_type: str = "application/json"  # Content-Type of the body
 
 
 _QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
@@ -68,29 +82,36 @@ _TAGS = {
 }
 
 
-def routes(state: ServerState) -> list[Route]:
+def routes(state: ServerState, operations: tuple[Operation, ...]) -> list[Route]:
     if state.config.disable_docs:
         return []
-    return [Route("/openapi.json", partial(_openapi, state))]
+    return [Route("/openapi.json", partial(_openapi, state, operations))]
 
 
-async def _openapi(state: ServerState, request: Request) -> Response:
+async def _openapi(state: ServerState, operations: tuple[Operation, ...], request: Request) -> Response:
     config = state.config
     path = config.root_path.rstrip("/") or "/"
-    return json_response(describe(path, state.model_names[0], refuses=config.unknown_fields == "refuse"))
+    refuses = config.unknown_fields == "refuse"
+    return json_response(describe(operations, path, state.model_names[0], refuses=refuses))
 
 
 @functools.cache
-def describe(server: str = "/", model: str = "gpt-oss-20b", *, refuses: bool = False) -> dict[str, Any]:
+def describe(
+    operations: tuple[Operation, ...],
+    server: str = "/",
+    model: str = "gpt-oss-20b",
+    *,
+    refuses: bool = False,
+) -> dict[str, Any]:
     """Returns the OpenAPI 3.1 document, which is cached and must not be modified.
 
     ``server``: prefix of all paths. ``model``: name in examples. ``refuses``: unknown fields are errors.
     """
-    bodies = sorted({op.body for op in OPERATIONS if op.body is not None}, key=lambda model: model.__name__)
+    bodies = sorted({op.body for op in operations if op.body is not None}, key=lambda model: model.__name__)
     _, schemas = models_json_schema([(model, "validation") for model in bodies], ref_template=_REF)
     found = schemas.get("$defs", {})
     paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
+    for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation, model)
     return {
         "openapi": "3.1.0",

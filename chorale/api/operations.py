@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -24,12 +21,13 @@ from chorale.api.conversations import endpoint as conversations
 from chorale.api.conversations.request import CreateConversation, CreateItems, UpdateConversation
 from chorale.api.files import endpoint as files
 from chorale.api.files.request import UploadForm
+from chorale.api.http.responses import read_json
 from chorale.api.messages import endpoint as messages
 from chorale.api.messages.request import CountRequest, MessagesRequest
+from chorale.api.openapi import Operation
 from chorale.api.operator import adapters, admin, health, models, render, weights
 from chorale.api.operator.adapters import LoadRequest, UnloadRequest
 from chorale.api.operator.admin import guarded
-from chorale.api.operator.invocations import invoke
 from chorale.api.operator.tokenize import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 from chorale.api.responses import endpoint as responses
 from chorale.api.responses.compact import CompactRequest, compact
@@ -39,6 +37,7 @@ from chorale.api.tokens import endpoint as tokens
 from chorale.api.tokens.derender import derender_chat, derender_completion
 from chorale.api.tokens.generated import DerenderChatRequest, DerenderCompletionRequest
 from chorale.api.tokens.request import AbortRequest, GenerateRequest
+from chorale.errors import RequestError
 
 _CHAT = "/v1/chat/completions"
 _STORED_CHAT = f"{_CHAT}/{{completion_id}}"
@@ -46,17 +45,17 @@ _RESPONSE = "/v1/responses/{response_id}"
 _CONVERSATION = "/v1/conversations/{conversation_id}"
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """A method of a path. ``body``: the model of its body; ``streams``: it may answer with events."""
+async def invoke(state: ServerState, request: Request) -> Response:
+    """Serves a chat for ``messages``, a completion for ``prompt``, a response for ``input``.
 
-    method: str
-    path: str
-    handler: Callable[[ServerState, Request], Awaitable[Response]]
-    summary: str
-    body: type[BaseModel] | None = None
-    streams: bool = False
-    media_type: str = "application/json"  # Content-Type of the body
+    The only path that SageMaker calls.
+    """
+    body = await read_json(request, state.config)
+    endpoints = {"messages": chat.create, "prompt": completions.create, "input": responses.create}
+    named = [key for key in endpoints if key in body]
+    if len(named) != 1:
+        raise RequestError("the body must have messages (chat), prompt (completions) or input (responses)")
+    return await endpoints[named[0]](state, request)  # the request caches its body
 
 
 get, post, delete = (partial(Operation, method) for method in ("GET", "POST", "DELETE"))

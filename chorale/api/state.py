@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from chorale.api.adapters import AdapterRegistry
 from chorale.api.usage import ShownMetrics
@@ -99,6 +103,9 @@ class ServerState:
     def background_room(self) -> int:
         """Returns this process's share of the limit on running background responses."""
         return max(1, self.config.max_background_responses // self.config.api_server_count)
+
+
+Handler = Callable[[ServerState, Request], Awaitable[Response]]
 
 
 def check_model(state: ServerState, model: str | None) -> None:

@@ -25,6 +25,13 @@ ItemKind = Literal[
     "apply_patch_call", "tool_search_call", "web_search_call", "code_interpreter_call", "mcp_call",
     "mcp_list_tools", "mcp_approval_request", "compaction",
 ]  # fmt: skip
+# Prefixes of the ids of items.
+ID_PREFIX: dict[str, str] = {
+    "reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc",
+    "local_shell_call": "lsh", "shell_call": "sh", "apply_patch_call": "apc", "tool_search_call": "tsc",
+    "web_search_call": "ws", "code_interpreter_call": "ci", "mcp_call": "mcp", "mcp_list_tools": "mcpl",
+    "mcp_approval_request": "mcpr", "compaction": "cmp",
+}  # fmt: skip
 ItemStatus = Literal["completed", "incomplete", "failed"]
 EndReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 Phase = Literal["commentary", "final_answer"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from chorale.api.openapi import describe
+from chorale.api.operations import OPERATIONS
 from chorale.tracing import ignored
 from tests.api.batches.test_flow import batched, created, ended, line, records
 from tests.api.responses.websocket.test_websocket import opened, send
@@ -124,5 +125,8 @@ async def test_the_output_of_a_batch_line_names_unknown_fields(tmp_path: Path) -
 
 
 def test_the_openapi_document_allows_unknown_fields_unless_refused() -> None:
-    assert '"additionalProperties": false' not in json.dumps(describe())
-    assert describe(refuses=True)["components"]["schemas"]["ChatRequest"]["additionalProperties"] is False
+    assert '"additionalProperties": false' not in json.dumps(describe(OPERATIONS))
+    assert (
+        describe(OPERATIONS, refuses=True)["components"]["schemas"]["ChatRequest"]["additionalProperties"]
+        is False
+    )

@@ -21,7 +21,7 @@ from chorale.api.files.request import KNOWN_PURPOSES, PURPOSES, read_form
 from chorale.api.http.auth import owner_of
 from chorale.api.http.responses import json_response
 from chorale.api.responses.pages import PageQuery, page_object
-from chorale.api.state import ServerState
+from chorale.api.state import Handler, ServerState
 from chorale.errors import NotFoundError, QueueFullError, invalid
 from chorale.jobs.contents import ContentsError
 from chorale.jobs.service import BatchService
@@ -30,7 +30,6 @@ from chorale.store.files import FileFilter, StoredFile, new_file_id
 from chorale.store.protocol import StoreError
 
 MAX_UPLOADS = 16  # concurrent uploads per process
-Handler = Callable[[ServerState, Request], Awaitable[Response]]
 
 
 def needs_files(handler: Callable[[ServerState, BatchService, Request], Awaitable[Response]]) -> Handler:

@@ -13,7 +13,6 @@ import ipaddress
 import os
 import platform
 import re
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -21,14 +20,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chorale.api.http.responses import json_response, read_json
-from chorale.api.state import ServerState
+from chorale.api.state import Handler, ServerState
 from chorale.client.base import EngineInfo
 from chorale.config.engine import ServerConfig
 from chorale.engine.commands import MEMORY, PROFILER_IS_OFF, Command
 from chorale.errors import NotFoundError, invalid, unsupported
 from chorale.machine import facts
 
-Handler = Callable[[ServerState, Request], Awaitable[Response]]
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _PACKAGES = ("torch", "triton", "numpy", "msgspec", "starlette", "uvicorn", "transformers")

@@ -19,7 +19,7 @@ from chorale.api.http.auth import owner_of
 from chorale.api.http.offload import beside
 from chorale.api.http.pdfs import read_pdfs
 from chorale.api.http.responses import json_response, read_as, until_disconnect
-from chorale.api.responses.items.encrypted_content import Compacted, compaction_object, pack
+from chorale.api.responses.items.encrypted_content import compaction_object, pack
 from chorale.api.responses.items.input import parse_items
 from chorale.api.responses.prepare import prepare
 from chorale.api.responses.request import HARMLESS, Identifier, ResponsesRequest, as_message
@@ -90,7 +90,7 @@ def _answer(body: dict[str, Any], user_messages: list[Item]) -> dict[str, Any]:
     )
     if not text:
         raise EngineError("the model wrote no summary")
-    summary = compaction_object(new_id("cmp"), pack(Compacted(text)))
+    summary = compaction_object(new_id("cmp"), pack(text))
     return {
         "id": body["id"],
         "object": "response.compaction",

@@ -13,20 +13,17 @@ from chorale.turns.choice.item import OpenItem
 from chorale.turns.choice.partial_json import InputReader
 from chorale.turns.choice.stops import StopFilter
 from chorale.turns.choice.tool_use import ToolUse
-from chorale.turns.events import BUILTIN_ITEMS, CLIENT_CALLS, ItemKind, ItemOpened, ItemStatus, Phase
+from chorale.turns.events import (
+    BUILTIN_ITEMS,
+    CLIENT_CALLS,
+    ID_PREFIX,
+    ItemKind,
+    ItemOpened,
+    ItemStatus,
+    Phase,
+)
 from chorale.turns.functions import FUNCTION_PREFIX
 from chorale.turns.request import TurnRequest
-
-_ID_PREFIX: dict[ItemKind, str] = {
-    "reasoning": "rs",
-    "message": "msg",
-    "function_call": "fc",
-    "custom_tool_call": "ctc",
-    "local_shell_call": "lsh",
-    "shell_call": "sh",
-    "apply_patch_call": "apc",
-    "tool_search_call": "tsc",
-}
 
 
 class ItemWriter:
@@ -69,7 +66,7 @@ class ItemWriter:
         )
         self.answered = self.answered or kind != "reasoning"
         call_id = new_id("call") if kind in CLIENT_CALLS else None
-        item_id = new_id(_ID_PREFIX[kind])
+        item_id = new_id(ID_PREFIX[kind])
         self._out.open(item, ItemOpened(item.index, item_id, kind, name, namespace, call_id, phase))
 
     def _stop_filter(self) -> StopFilter | None:

@@ -18,6 +18,7 @@ from chorale.turns.choice.emitter import Emitter
 from chorale.turns.choice.item import OpenItem, WrittenCall
 from chorale.turns.choice.runaway import CallWatch
 from chorale.turns.events import (
+    ID_PREFIX,
     ItemClosed,
     ItemDelta,
     ItemKind,
@@ -37,12 +38,6 @@ _KINDS: dict[ToolKind, ItemKind] = {
     "browser": "web_search_call",
     "python": "code_interpreter_call",
     "mcp": "mcp_call",
-}
-_ID_PREFIX: dict[ItemKind, str] = {
-    "web_search_call": "ws",
-    "code_interpreter_call": "ci",
-    "mcp_call": "mcp",
-    "mcp_approval_request": "mcpr",
 }
 
 
@@ -126,7 +121,7 @@ class ToolUse:
             kind = "mcp_approval_request"
         return ItemOpened(
             index=index,
-            item_id=new_id(_ID_PREFIX[kind]),
+            item_id=new_id(ID_PREFIX[kind]),
             kind=kind,
             name=identity.name,
             namespace=identity.server_label if identity.kind == "mcp" else None,

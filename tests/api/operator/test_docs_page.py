@@ -110,7 +110,7 @@ async def test_disabled_documentation_is_not_found() -> None:
 async def test_all_examples_are_answered() -> None:
     """Sends each example body of the page unchanged."""
     async with served(client=playing(FINAL + "Hello<|return|>")) as server:
-        described = describe("/", "demo")
+        described = describe(OPERATIONS, "/", "demo")
         sent = 0
         made = (await call(server.port, "POST", "/v1/conversations", {})).json["id"]
         for operation in OPERATIONS:
@@ -125,7 +125,7 @@ async def test_all_examples_are_answered() -> None:
 
 
 def test_every_path_parameter_is_described() -> None:
-    for path, found in describe()["paths"].items():
+    for path, found in describe(OPERATIONS)["paths"].items():
         for operation in found.values():
             named = {parameter["name"] for parameter in operation.get("parameters", [])}
             assert named == set(re.findall(r"\{(\w+)\}", path))

@@ -29,6 +29,7 @@ from schemathesis import GenerationMode
 
 from chorale.api.app import create_app
 from chorale.api.openapi import describe
+from chorale.api.operations import OPERATIONS
 from chorale.engine.types import GenerateRequest
 from chorale.harmony.vocab import load_vocabulary
 from tests.support.engine.scripted_client import Script, ScriptedClient
@@ -174,7 +175,7 @@ def _judge_stream(path: str, text: str) -> str | None:
 
 def described() -> list[Any]:
     """Returns schemathesis's operations."""
-    return [found.ok() for found in schemathesis.openapi.from_dict(describe()).get_all_operations()]
+    return [found.ok() for found in schemathesis.openapi.from_dict(describe(OPERATIONS)).get_all_operations()]
 
 
 def generated(fuzzer: Fuzzer, operations: list[Any], count: int, number: int) -> None:

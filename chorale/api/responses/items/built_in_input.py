@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chorale.api.responses.items.fields import read_id, read_status
+from chorale.api.responses.items.fields import read_head
 from chorale.errors import RequestError, invalid
 from chorale.requests.readers import optional_string, read_string
 from chorale.store.protocol import Item, present
@@ -25,8 +25,7 @@ def _web_search_call(item: Mapping[str, Any], path: str) -> Item:
     results = item.get("results")
     if not isinstance(results, list | None):
         raise invalid(f"{path}.results", "must be a list")
-    parsed = {"id": read_id(item, "ws"), "type": "web_search_call", "status": read_status(item)}
-    return {**parsed, "action": dict(action)} | ({"results": results} if results is not None else {})
+    return {**read_head(item, "web_search_call"), "action": dict(action), **present(results=results)}
 
 
 def _code_interpreter_call(item: Mapping[str, Any], path: str) -> Item:
@@ -42,9 +41,7 @@ def _code_interpreter_call(item: Mapping[str, Any], path: str) -> Item:
             )
     container = item.get("container_id")
     return {
-        "id": read_id(item, "ci"),
-        "type": "code_interpreter_call",
-        "status": read_status(item),
+        **read_head(item, "code_interpreter_call"),
         "code": code or "",
         "container_id": container if isinstance(container, str) else "",
         "outputs": outputs,
@@ -53,9 +50,7 @@ def _code_interpreter_call(item: Mapping[str, Any], path: str) -> Item:
 
 def _mcp_call(item: Mapping[str, Any], path: str) -> Item:
     return {
-        "id": read_id(item, "mcp"),
-        "type": "mcp_call",
-        "status": read_status(item),
+        **read_head(item, "mcp_call"),
         **_named(item, path),
         "output": optional_string(item, "output", path),
         "error": item.get("error"),
@@ -64,7 +59,7 @@ def _mcp_call(item: Mapping[str, Any], path: str) -> Item:
 
 
 def _mcp_approval_request(item: Mapping[str, Any], path: str) -> Item:
-    return {"id": read_id(item, "mcpr"), "type": "mcp_approval_request", **_named(item, path)}
+    return {**read_head(item, "mcp_approval_request", status=False), **_named(item, path)}
 
 
 def _named(item: Mapping[str, Any], path: str) -> Item:
@@ -78,8 +73,7 @@ def _named(item: Mapping[str, Any], path: str) -> Item:
 def _mcp_list_tools(item: Mapping[str, Any], path: str) -> Item:
     tools = item.get("tools")
     return {
-        "id": read_id(item, "mcpl"),
-        "type": "mcp_list_tools",
+        **read_head(item, "mcp_list_tools", status=False),
         "server_label": read_string(item, "server_label", path),
         "tools": tools if isinstance(tools, list) else [],
         **present(error=item.get("error")),
@@ -91,8 +85,7 @@ def _mcp_approval_response(item: Mapping[str, Any], path: str) -> Item:
     if not isinstance(approve, bool):
         raise invalid(f"{path}.approve", "must be true or false")
     return {
-        "id": read_id(item, "mcpa"),
-        "type": "mcp_approval_response",
+        **read_head(item, "mcp_approval_response", status=False),
         "approval_request_id": read_string(item, "approval_request_id", path),
         "approve": approve,
         **present(reason=optional_string(item, "reason", path)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chorale.api.responses.items.fields import read_id, read_parts, read_status
+from chorale.api.responses.items.fields import read_head, read_parts, read_status
 from chorale.api.responses.tools import list_tools, shown_tool
 from chorale.errors import invalid, unsupported
 from chorale.requests.client_tools import PATCH_OPERATIONS
@@ -15,21 +15,17 @@ from chorale.store.protocol import Item, present
 
 
 def _function_call(item: Mapping[str, Any], path: str) -> Item:
-    return _call(item, "fc", path) | _name(item, path) | {"arguments": read_arguments(item, path)}
+    return _call(item, path) | _name(item, path) | {"arguments": read_arguments(item, path)}
 
 
 def _custom_tool_call(item: Mapping[str, Any], path: str) -> Item:
     given = read_string(item, "input", path, empty=True)
-    return _call(item, "ctc", path) | _name(item, path) | {"input": given}
+    return _call(item, path) | _name(item, path) | {"input": given}
 
 
-def _call(item: Mapping[str, Any], prefix: str, path: str) -> Item:
-    return {
-        "id": read_id(item, prefix),
-        "type": item["type"],
-        "call_id": read_string(item, "call_id", path),
-        "status": read_status(item),
-    }
+def _call(item: Mapping[str, Any], path: str) -> Item:
+    head = read_head(item, item["type"], status=False)
+    return head | {"call_id": read_string(item, "call_id", path), "status": read_status(item)}
 
 
 def _name(item: Mapping[str, Any], path: str) -> Item:
@@ -52,7 +48,7 @@ def _local_shell_call(item: Mapping[str, Any], path: str) -> Item:
         "env": given.get("env") or {},
         **present(**{key: given.get(key) for key in ("timeout_ms", "user", "working_directory")}),
     }
-    return _call(item, "lsh", path) | {"action": action}
+    return _call(item, path) | {"action": action}
 
 
 def _shell_call(item: Mapping[str, Any], path: str) -> Item:
@@ -62,7 +58,7 @@ def _shell_call(item: Mapping[str, Any], path: str) -> Item:
         "timeout_ms": given.get("timeout_ms"),
         "max_output_length": given.get("max_output_length"),
     }
-    return _call(item, "sh", path) | {"action": action, "environment": {"type": "local"}}
+    return _call(item, path) | {"action": action, "environment": {"type": "local"}}
 
 
 def _apply_patch_call(item: Mapping[str, Any], path: str) -> Item:
@@ -74,12 +70,12 @@ def _apply_patch_call(item: Mapping[str, Any], path: str) -> Item:
     operation = {"type": kind}
     for key in ("path",) if kind == "delete_file" else ("path", "diff"):
         operation[key] = read_string(given, key, f"{path}.operation", empty=True)
-    return _call(item, "apc", path) | {"operation": operation}
+    return _call(item, path) | {"operation": operation}
 
 
 def _tool_search_call(item: Mapping[str, Any], path: str) -> Item:
     _client_executed(item, path)
-    return _call(item, "tsc", path) | {"execution": "client", "arguments": item.get("arguments") or {}}
+    return _call(item, path) | {"execution": "client", "arguments": item.get("arguments") or {}}
 
 
 def _client_executed(item: Mapping[str, Any], path: str) -> None:
@@ -92,23 +88,18 @@ def _client_executed(item: Mapping[str, Any], path: str) -> None:
 # --------------------------------------------------------------------------- outputs
 
 
-def _text_output(prefix: str) -> Callable[[Mapping[str, Any], str], Item]:
-    """Returns a reader of outputs that consist of a string or of text parts."""
-
-    def read(item: Mapping[str, Any], path: str) -> Item:
-        output = item.get("output")
-        if not isinstance(output, str):
-            output = read_parts(output, "tool", f"{path}.output")
-        return _call(item, prefix, path) | {"output": output}
-
-    return read
+def _text_output(item: Mapping[str, Any], path: str) -> Item:
+    """Reads an output that consists of a string or of text parts."""
+    output = item.get("output")
+    if not isinstance(output, str):
+        output = read_parts(output, "tool", f"{path}.output")
+    return _call(item, path) | {"output": output}
 
 
 def _local_shell_call_output(item: Mapping[str, Any], path: str) -> Item:
     """Reads an output. OpenAI's form has the call's id in ``id``, some clients use ``call_id``."""
     call_id = item.get("call_id") or item.get("id")
-    given = {**item, "call_id": call_id, "id": None}
-    return _text_output("lso")(given, path)
+    return _text_output({**item, "call_id": call_id, "id": None}, path)
 
 
 def _shell_call_output(item: Mapping[str, Any], path: str) -> Item:
@@ -119,7 +110,7 @@ def _shell_call_output(item: Mapping[str, Any], path: str) -> Item:
         raise invalid(f"{path}.output", "must be a list of outputs")
     parts = [_shell_output(part, f"{path}.output[{index}]") for index, part in enumerate(output)]
     limit = {"max_output_length": item.get("max_output_length")}
-    return _call(item, "sho", path) | {"output": parts} | limit
+    return _call(item, path) | {"output": parts} | limit
 
 
 def _shell_output(part: Mapping[str, Any], path: str) -> Item:
@@ -143,21 +134,17 @@ def _apply_patch_call_output(item: Mapping[str, Any], path: str) -> Item:
     if status not in ("completed", "failed"):
         raise invalid(f"{path}.status", "must be 'completed' or 'failed'")
     output = optional_string(item, "output", path)
-    return _call(item, "apo", path) | {"status": status} | present(output=output)
+    return _call(item, path) | {"status": status} | present(output=output)
 
 
 def _tool_search_output(item: Mapping[str, Any], path: str) -> Item:
     _client_executed(item, path)
-    return _call(item, "tso", path) | {"execution": "client", "tools": _tools(item, path)}
+    return _call(item, path) | {"execution": "client", "tools": _tools(item, path)}
 
 
 def _additional_tools(item: Mapping[str, Any], path: str) -> Item:
-    return {
-        "id": read_id(item, "at"),
-        "type": "additional_tools",
-        "role": "developer",
-        "tools": _tools(item, path),
-    }
+    head = read_head(item, "additional_tools", status=False)
+    return head | {"role": "developer", "tools": _tools(item, path)}
 
 
 # --------------------------------------------------------------------------- readers
@@ -182,8 +169,8 @@ PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
     "shell_call": _shell_call,
     "apply_patch_call": _apply_patch_call,
     "tool_search_call": _tool_search_call,
-    "function_call_output": _text_output("fco"),
-    "custom_tool_call_output": _text_output("cto"),
+    "function_call_output": _text_output,
+    "custom_tool_call_output": _text_output,
     "local_shell_call_output": _local_shell_call_output,
     "shell_call_output": _shell_call_output,
     "apply_patch_call_output": _apply_patch_call_output,

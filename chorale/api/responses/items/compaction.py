@@ -9,13 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from chorale.api.responses.items.client_calls import OUTPUTS, TOOL_LISTS, is_call
-from chorale.api.responses.items.encrypted_content import (
-    Compacted,
-    compaction_object,
-    pack,
-    unpack,
-    unseal,
-)
+from chorale.api.responses.items.encrypted_content import compaction_object, pack, unpack
 from chorale.api.responses.items.to_harmony import Group, item_text, preambles, split_instructions
 from chorale.api.responses.request import ResponsesRequest
 from chorale.harmony.vocab import Vocabulary
@@ -56,15 +50,11 @@ def unanswered(items: Sequence[StoredItem]) -> tuple[str, ...]:
             texts.insert(0, item_text(item))
             continue
         if item["type"] == "compaction" and not texts:
-            return _compacted(item).unanswered
+            return unpack(item_text(item))[1]
         answered = item["type"] == "message" and item["role"] == "assistant" and not is_preamble[position]
         if texts or answered:
             break
     return tuple(texts)
-
-
-def _compacted(item: Item) -> Compacted:
-    return unpack(unseal(item["encrypted_content"], "encrypted_content") or "")
 
 
 def plan(
@@ -95,7 +85,7 @@ def plan(
         threshold=0 if triggered else threshold or 0,
         ask=ask_tokens(vocab),
         first_prompt=tuple(render([*shown, [ask_message()]], True)) if due else None,
-        pack=lambda summary: pack(Compacted(summary, kept)),
+        pack=lambda summary: pack(summary, kept),
         rebuild=rebuild,
         alone=triggered,
     )

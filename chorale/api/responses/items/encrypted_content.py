@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from chorale.errors import RequestError, invalid
 from chorale.store.protocol import Item
@@ -31,22 +31,15 @@ class Budget:
 _SEPARATOR = "\x1e"  # between the texts of a compaction; ASCII's record separator
 
 
-@dataclass(frozen=True, slots=True)
-class Compacted:
-    """The text of a compaction item. ``unanswered``: the user's last messages, verbatim."""
-
-    summary: str
-    unanswered: tuple[str, ...] = ()
+def pack(summary: str, unanswered: Iterable[str] = ()) -> str:
+    """Returns the text of a compaction item. ``unanswered``: the user's last messages, verbatim."""
+    return _SEPARATOR.join(text.replace(_SEPARATOR, " ") for text in (summary, *unanswered))
 
 
-def pack(compacted: Compacted) -> str:
-    texts = (compacted.summary, *compacted.unanswered)
-    return _SEPARATOR.join(text.replace(_SEPARATOR, " ") for text in texts)
-
-
-def unpack(text: str) -> Compacted:
+def unpack(text: str) -> tuple[str, tuple[str, ...]]:
+    """Returns the summary and the unanswered messages."""
     summary, *unanswered = text.split(_SEPARATOR)
-    return Compacted(summary, tuple(unanswered))
+    return summary, tuple(unanswered)
 
 
 def seal(text: str) -> str:

@@ -9,15 +9,25 @@ from chorale.errors import RequestError, invalid, unsupported_content
 from chorale.ids import new_id
 from chorale.requests.files import inline_file
 from chorale.requests.readers import read_string
-from chorale.store.protocol import ITEM_ID
+from chorale.store.protocol import ITEM_ID, Item
+from chorale.turns.events import ID_PREFIX
 
+_ID_PREFIX: dict[str, str] = {
+    **ID_PREFIX, "function_call_output": "fco", "custom_tool_call_output": "cto",
+    "local_shell_call_output": "lso", "shell_call_output": "sho", "apply_patch_call_output": "apo",
+    "tool_search_output": "tso", "additional_tools": "at", "mcp_approval_response": "mcpa",
+    "compaction_trigger": "cmt",
+}  # fmt: skip
 TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 
 
-def read_id(item: Mapping[str, Any], prefix: str) -> str:
-    """Returns the item's id if it is valid, else a new one, because every listed item needs an id."""
+def read_head(item: Mapping[str, Any], kind: str, *, status: bool = True) -> Item:
+    """Returns id, type and status. Every listed item needs an id: one without a valid id gets a new one."""
     item_id = item.get("id")
-    return item_id if isinstance(item_id, str) and ITEM_ID.fullmatch(item_id) else new_id(prefix)
+    if not isinstance(item_id, str) or ITEM_ID.fullmatch(item_id) is None:
+        item_id = new_id(_ID_PREFIX[kind])
+    head: Item = {"id": item_id, "type": kind}
+    return {**head, "status": read_status(item)} if status else head
 
 
 def read_status(item: Mapping[str, Any]) -> str:

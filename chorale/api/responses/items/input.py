@@ -15,7 +15,7 @@ from chorale.api.responses.items import built_in_input, client_calls
 from chorale.api.responses.items import client_input as client_items
 from chorale.api.responses.items.encrypted_content import Budget, unseal
 from chorale.api.responses.items.fields import (
-    read_id,
+    read_head,
     read_parts,
     read_status,
     read_type,
@@ -62,9 +62,7 @@ def _message(item: Mapping[str, Any], path: str) -> Item:
         raise invalid(f"{path}.role", f"must be one of {', '.join(ROLES)}")
     assert isinstance(role, str)
     parsed: Item = {
-        "id": read_id(item, "msg"),
-        "type": "message",
-        "status": read_status(item),
+        **read_head(item, "message"),
         "role": role,
         "content": read_parts(item.get("content"), role, f"{path}.content"),
     }
@@ -74,7 +72,7 @@ def _message(item: Mapping[str, Any], path: str) -> Item:
 
 
 def _reasoning(item: Mapping[str, Any], path: str) -> Item:
-    parsed: Item = {"id": read_id(item, "rs"), "type": "reasoning"}
+    parsed = read_head(item, "reasoning", status=False)
     for key, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
         texts = _reasoning_texts(item.get(key), f"{path}.{key}")
         parsed[key] = [{"type": kind, "text": text} for text in texts]
@@ -104,11 +102,11 @@ def _compaction(item: Mapping[str, Any], path: str, budget: Budget) -> Item:
     sealed = read_string(item, "encrypted_content", path)
     if unseal(sealed, f"{path}.encrypted_content", budget) is None:
         raise invalid(f"{path}.encrypted_content", "was not created by this server")
-    return {"id": read_id(item, "cmp"), "type": "compaction", "encrypted_content": sealed}
+    return {**read_head(item, "compaction", status=False), "encrypted_content": sealed}
 
 
 def _compaction_trigger(item: Mapping[str, Any], path: str) -> Item:
-    return {"id": read_id(item, "cmt"), "type": "compaction_trigger"}
+    return read_head(item, "compaction_trigger", status=False)
 
 
 def _item_reference(item: Mapping[str, Any], path: str) -> Item:

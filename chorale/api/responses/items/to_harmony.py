@@ -187,10 +187,9 @@ def preambles(items: Sequence[StoredItem]) -> list[bool]:
 
 
 def _compaction(item: Item) -> Group:
-    compacted = unpack(item_text(item))
-    summary = f"Summary of the conversation before this:\n\n{compacted.summary}"
-    asked = [Message("user", text) for text in compacted.unanswered]
-    return [Message("developer", DeveloperContent(summary)), *asked]
+    summary, unanswered = unpack(item_text(item))
+    summary = f"Summary of the conversation before this:\n\n{summary}"
+    return [Message("developer", DeveloperContent(summary)), *(Message("user", text) for text in unanswered)]
 
 
 def _message(stored: StoredItem, is_preamble: bool, freeform: Collection[str]) -> Message | None:
