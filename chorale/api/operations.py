@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chorale.api.batches import endpoint as batches
-from chorale.api.batches.request import CreateBatch
+from chorale.api.batches.endpoint import CreateBatch
 from chorale.api.chat import endpoint as chat
 from chorale.api.chat import stored
 from chorale.api.chat.batch import BatchChatRequest, create_batch
@@ -18,7 +18,7 @@ from chorale.api.chat.stored import MetadataUpdate
 from chorale.api.completions import endpoint as completions
 from chorale.api.completions.request import CompletionRequest
 from chorale.api.conversations import endpoint as conversations
-from chorale.api.conversations.request import CreateConversation, CreateItems, UpdateConversation
+from chorale.api.conversations.endpoint import CreateConversation, CreateItems, UpdateConversation
 from chorale.api.files import endpoint as files
 from chorale.api.files.request import UploadForm
 from chorale.api.http.responses import read_json

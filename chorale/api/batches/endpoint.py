@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
+from typing import Annotated, Literal
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chorale.api.batches.request import CreateBatch
-from chorale.api.fields import parse
+from chorale.api import limits
+from chorale.api.fields import Metadata, StrictModel, parse
 from chorale.api.files.endpoint import needs_files
+from chorale.api.files.request import ExpiresAfter
 from chorale.api.http.auth import owner_of
 from chorale.api.http.responses import json_response, read_as
 from chorale.api.responses.pages import check_names, page_object, read_number
@@ -18,6 +22,29 @@ from chorale.errors import invalid
 from chorale.ids import new_id
 from chorale.jobs.service import BatchService
 from chorale.store.batch_rows import StoredBatch
+
+_WINDOW = re.compile(r"([1-9][0-9]{0,2})([hd])")
+_HOURS = {"h": 1, "d": 24}
+_MOST_HOURS = 30 * 24
+
+
+class CreateBatch(StrictModel):
+    """``completion_window``: 24h in OpenAI's API; here up to 720h or 30d."""
+
+    input_file_id: Annotated[str, limits.items("identifier")]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    completion_window: Annotated[str, Field(pattern=rf"^{_WINDOW.pattern}$")]
+    metadata: Annotated[Metadata, limits.items("metadata")] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Returns the completion window in seconds. Raises ``RequestError``."""
+        found = _WINDOW.fullmatch(self.completion_window)
+        hours = int(found[1]) * _HOURS[found[2]] if found is not None else 0
+        if not 1 <= hours <= _MOST_HOURS:
+            raise invalid("completion_window", "must be 1h to 720h, or 1d to 30d")
+        return hours * 3600.0
 
 
 @needs_files

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chorale.api.conversations.request import CreateConversation, CreateItems, read_update
-from chorale.api.fields import parse
+from chorale.api import limits
+from chorale.api.fields import Include, Metadata, StrictModel, parse
 from chorale.api.http.auth import owner_of
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.pdfs import read_pdfs
@@ -27,6 +28,31 @@ from chorale.api.responses.pages import PageQuery, check_include, check_names, p
 from chorale.api.state import ServerState
 from chorale.errors import NotFoundError
 from chorale.store.protocol import StoredItem
+
+_Items = Annotated[list[dict[str, Any]], limits.items("conversation_items")]
+_Metadata = Annotated[Metadata, limits.items("metadata")]
+
+
+class CreateConversation(StrictModel):
+    items: _Items = Field(default_factory=list)
+    metadata: _Metadata = Field(default_factory=dict)
+
+
+class UpdateConversation(StrictModel):
+    """``metadata`` replaces the previous metadata; null clears it."""
+
+    metadata: _Metadata
+
+
+class CreateItems(StrictModel):
+    items: Annotated[_Items, Field(min_length=1)]
+    include: list[Include] = Field(default_factory=list)
+
+
+def read_update(data: dict[str, Any]) -> UpdateConversation:
+    if data.get("metadata", {}) is None:  # a missing field must not clear the metadata
+        data = {**data, "metadata": {}}
+    return parse(UpdateConversation, data)
 
 
 async def create(state: ServerState, request: Request) -> Response:

@@ -78,17 +78,12 @@ class AuthenticatedRoute:
         If several headers are present, any of them may contain the valid key.
         """
         for key in _keys(scope):
-            digest = self._known(key)
-            if digest is not None:
+            digest = hashlib.sha256(key.strip()).digest()
+            # Compare with every key in constant time, so that timing reveals nothing.
+            matches = [hmac.compare_digest(digest, known) for known in self._hashes]
+            if any(matches):
                 return digest
         raise AuthenticationError("a valid API key is needed: Authorization: Bearer KEY")
-
-    def _known(self, key: bytes) -> bytes | None:
-        """Returns the digest of a valid key, else None."""
-        digest = hashlib.sha256(key.strip()).digest()
-        # Compare with every key in constant time, so that timing reveals nothing.
-        matches = [hmac.compare_digest(digest, known) for known in self._hashes]
-        return digest if any(matches) else None
 
 
 class AuthenticatedSocket(AuthenticatedRoute):

@@ -10,8 +10,7 @@ from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.pdfs import read_pdfs
 from chorale.api.limits import SIZES
 from chorale.api.record import recorded
-from chorale.api.responses.items.approvals import approved_calls
-from chorale.api.responses.items.built_in import BUILT_IN_CALLS
+from chorale.api.responses.items.built_in import BUILT_IN_CALLS, approved_calls
 from chorale.api.responses.items.client_calls import TOOL_LISTS
 from chorale.api.responses.items.compaction import plan, since_compaction
 from chorale.api.responses.items.input import parse_items

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import cache
 
 from chorale.errors import RequestError
 from chorale.tools.contract import BuiltInRequest, ToolService
@@ -67,10 +68,6 @@ def _refused(path: str, message: str) -> RequestError:
     return RequestError(f"{path}: {message}", param=path, code="tool_not_enabled")
 
 
-_logged: set[str] = set()
-
-
+@cache
 def _log_once(name: str) -> None:
-    if name not in _logged:
-        _logged.add(name)
-        logger.warning("%s is declared by clients, but not enabled: their requests continue without it", name)
+    logger.warning("%s is declared by clients, but not enabled: their requests continue without it", name)

@@ -151,7 +151,7 @@ async def test_an_unanswered_question_is_kept_verbatim_by_every_compaction() -> 
             status, body = await server.post(input=[result], previous_response_id=body["id"], **ask)
             assert status == 200, body
             assert body["output"][0]["type"] == "compaction"
-            assert unsealed(body["output"][0]).unanswered == ("the weather in Paris, word for word",)
+            assert unsealed(body["output"][0])[1] == ("the weather in Paris, word for word",)
             assert "x x x" in server.prompt(-2), "the summary has the tool's result"
             assert "x x x" not in server.prompt(), number
         assert body["output"][-1]["content"][0]["text"] == "21 °C in Paris."

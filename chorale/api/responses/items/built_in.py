@@ -10,8 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from chorale.api.http.sse import encode
+from chorale.errors import invalid
 from chorale.harmony.json_text import read_object
-from chorale.harmony.messages import JSON_TYPE, Message, tool_result
+from chorale.harmony.messages import JSON_TYPE, Message, tool_call, tool_result
+from chorale.harmony.render import render_message
+from chorale.harmony.vocab import Vocabulary
 from chorale.store.protocol import Item, StoredItem, present
 from chorale.tools.contract import (
     BrowserDetail,
@@ -25,8 +28,10 @@ from chorale.tools.contract import (
     PythonDetail,
     SearchAction,
     SearchStarted,
+    ToolBox,
     ToolResult,
 )
+from chorale.turns.built_in.open import ApprovedCall
 from chorale.turns.events import BUILTIN_ITEMS, FoldedItem, ItemOpened
 
 SOURCES, RESULTS, OUTPUTS = (
@@ -234,6 +239,63 @@ def approvals(items: Sequence[StoredItem]) -> tuple[dict[str, Item], set[str]]:
         if stored.item["type"] == "mcp_call" and stored.item.get("approval_request_id")
     }
     return answers, called
+
+
+def approved_calls(
+    own: Sequence[StoredItem], items: Sequence[StoredItem], box: ToolBox | None, vocab: Vocabulary
+) -> list[ApprovedCall]:
+    """Returns the calls that the request's own input approves and that have not run yet.
+
+    Raises ``RequestError`` for a response to an unknown approval request, a second response to the same one,
+    or a tool that is not in ``box`` (None: the request has no built-in tools).
+    """
+    requests = {s.item["id"]: s for s in items if s.item["type"] == "mcp_approval_request"}
+    _, called = approvals(items)
+    found: list[ApprovedCall] = []
+    answered: set[str] = set()
+    for position, stored in enumerate(own):
+        if stored.item["type"] != "mcp_approval_response":
+            continue
+        path = f"input[{position}].approval_request_id"
+        request_id = stored.item["approval_request_id"]
+        if request_id not in requests:
+            raise invalid(path, f"no approval request with id {request_id[:128]!r}")
+        if request_id in answered:
+            raise invalid(path, f"{request_id[:128]!r} is answered twice")
+        answered.add(request_id)
+        if stored.item["approve"] and request_id not in called:
+            found.append(_approved(requests[request_id], path, box, vocab))
+    return found
+
+
+def _approved(request: StoredItem, path: str, box: ToolBox | None, vocab: Vocabulary) -> ApprovedCall:
+    item = request.item
+    recipient = _offered(item["server_label"], item["name"], box) if box is not None else None
+    if recipient is None:
+        shown = f"{item['name']!r} of the MCP server {item['server_label']!r}"
+        raise invalid(path, f"tools no longer contains {shown}")
+    return ApprovedCall(
+        request_id=item["id"],
+        recipient=recipient,
+        name=item["name"],
+        server_label=item["server_label"],
+        arguments=item["arguments"],
+        token_ids=request.token_ids or _written(recipient, item["arguments"], vocab),
+    )
+
+
+def _offered(label: str, name: str, box: ToolBox) -> str | None:
+    """Returns the name of a tool in the prompt, which may differ from its label and name."""
+    for recipient in sorted(box.recipients):
+        identity = box.identify(recipient)
+        if identity.kind == "mcp" and (identity.server_label, identity.name) == (label, name):
+            return recipient
+    return None
+
+
+def _written(recipient: str, arguments: str, vocab: Vocabulary) -> tuple[int, ...]:
+    """Renders a call as the model writes it, without ``<|start|>assistant`` and the terminator."""
+    return tuple(render_message(tool_call(recipient, arguments), vocab)[2:-1])
 
 
 def built_in_text(item: Item) -> str:
