@@ -81,19 +81,32 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchStarted:
-    query: str
+class Source:
+    url: str
+    title: str
+    snippet: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class PageOpening:
+class SearchAction:
+    query: str
+    sources: tuple[Source, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPageAction:
     url: str | None  # None: scrolling in a page without an address (search results)
 
 
 @dataclass(frozen=True, slots=True)
-class FindStarted:
+class FindAction:
     pattern: str
     url: str | None
+
+
+# Of a ``web_search_call``: its progress once it is known, and the detail of its result. Malformed arguments
+# also give an action of the recipient's kind.
+BrowserAction = SearchAction | OpenPageAction | FindAction
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,38 +128,7 @@ class McpProgress:
     total: float | None = None
 
 
-Progress = SearchStarted | PageOpening | FindStarted | CodeStarted | CodeOutput | McpProgress
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    url: str
-    title: str
-    snippet: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SearchAction:
-    query: str
-    sources: tuple[Source, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class OpenPageAction:
-    url: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class FindAction:
-    pattern: str
-    url: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class BrowserDetail:
-    """For ``web_search_call``. Malformed arguments also produce an action of the recipient's kind."""
-
-    action: SearchAction | OpenPageAction | FindAction
+Progress = BrowserAction | CodeStarted | CodeOutput | McpProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +158,14 @@ class ToolResult:
     author: str  # the tool's full name, the author of the harmony message
     content: str
     failed: bool
-    detail: BrowserDetail | PythonDetail | McpDetail
+    detail: BrowserAction | PythonDetail | McpDetail
 
 
 def failed_result(identity: ToolIdentity, call: ToolCall, content: str, error: str) -> ToolResult:
     """Returns the result of a call whose tool gave none. ``error``: for the API's item."""
-    detail: BrowserDetail | PythonDetail | McpDetail
+    detail: BrowserAction | PythonDetail | McpDetail
     if identity.kind == "browser":
-        detail = BrowserDetail(SearchAction(""))
+        detail = SearchAction("")
     elif identity.kind == "python":
         detail = PythonDetail("", call.content, error)
     else:

@@ -12,7 +12,6 @@ from chorale.harmony.builtin_tools import browser_tools, python_tool
 from chorale.harmony.messages import ToolDescription, ToolNamespace
 from chorale.tools.browser.citations import CitationRewriter
 from chorale.tools.contract import (
-    BrowserDetail,
     CodeOutput,
     CodeStarted,
     FindAction,
@@ -25,7 +24,6 @@ from chorale.tools.contract import (
     PythonDetail,
     RequestTools,
     SearchAction,
-    SearchStarted,
     Source,
     ToolCall,
     ToolIdentity,
@@ -47,7 +45,7 @@ def result(call: ToolCall, content: str = "", failed: bool = False) -> ToolResul
     name = call.recipient.rpartition(".")[2]
     if call.recipient.startswith("browser"):
         actions = {"search": SearchAction("q", (PAGE,)), "find": FindAction("p", PAGE.url)}
-        detail: Any = BrowserDetail(actions.get(name, OpenPageAction(PAGE.url)))
+        detail: Any = actions.get(name, OpenPageAction(PAGE.url))
     elif call.recipient == "python":
         detail = PythonDetail(CONTAINER, call.content, content)
     else:
@@ -60,7 +58,7 @@ def result(call: ToolCall, content: str = "", failed: bool = False) -> ToolResul
 async def plain(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
     """Search finds one page, python prints 42 in two pieces, an MCP tool echoes its input."""
     if call.recipient.startswith("browser"):
-        yield SearchStarted("q")
+        yield SearchAction("q")
         yield result(call, "[0] q (web-search://ts=0)\n**viewing lines [0 - 0] of 0**\n\nL0: A")
     elif call.recipient == "python":
         yield CodeStarted(CONTAINER)

@@ -11,7 +11,7 @@ from typing import Any
 
 from chorale.api.responses.items.built_in import action_object
 from chorale.tools.contract import (
-    BrowserDetail,
+    BrowserAction,
     CodeOutput,
     McpDetail,
     Progress,
@@ -56,14 +56,13 @@ def conclusion(status: str, result: ToolResult | None, num_shown: int) -> dict[s
         entry["output"] = detail.logs[num_shown:]
     elif isinstance(detail, McpDetail):
         entry["output" if detail.error is None else "error"] = detail.output or detail.error or ""
-    elif isinstance(detail, BrowserDetail):
+    elif isinstance(detail, BrowserAction):
         entry["action"] = action(detail)
     return entry
 
 
-def action(detail: BrowserDetail) -> dict[str, Any]:
+def action(what: BrowserAction) -> dict[str, Any]:
     """Returns the action of a browser call in the form of Responses, with search results."""
-    what = detail.action
     if not isinstance(what, SearchAction):
         return action_object(what)
     return action_object(what) | {"sources": [{"type": "url", "url": source.url} for source in what.sources]}

@@ -7,7 +7,7 @@ change. ``TurnEnded`` is not logged: its status, usage and error are in the stor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -60,13 +60,18 @@ _DELTA = 0  # tag of ItemDelta; an integer is shorter, and there is one per toke
 _CLASSES: dict[str, type[Any]] = {
     "began": TurnBegan, "failed": TurnFailed, "opened": ItemOpened, "closed": ItemClosed, "cited": Cited,
     "citation": tools.UrlCitation, "tool_started": ToolStarted, "tool_progressed": ToolProgressed,
-    "tool_outcome": ToolOutcome, "search_started": tools.SearchStarted, "page_opening": tools.PageOpening,
-    "find_started": tools.FindStarted, "code_started": tools.CodeStarted, "code_output": tools.CodeOutput,
-    "mcp_progress": tools.McpProgress, "result": tools.ToolResult, "browser": tools.BrowserDetail,
-    "python": tools.PythonDetail, "mcp": tools.McpDetail, "search": tools.SearchAction,
-    "open_page": tools.OpenPageAction, "find": tools.FindAction, "source": tools.Source,
-    "listing": tools.McpListing, "mcp_tool": tools.McpToolInfo,
+    "tool_outcome": ToolOutcome, "code_started": tools.CodeStarted, "code_output": tools.CodeOutput,
+    "mcp_progress": tools.McpProgress, "result": tools.ToolResult, "python": tools.PythonDetail,
+    "mcp": tools.McpDetail, "search": tools.SearchAction, "open_page": tools.OpenPageAction,
+    "find": tools.FindAction, "source": tools.Source, "listing": tools.McpListing,
+    "mcp_tool": tools.McpToolInfo,
 }  # fmt: skip
+# Tags that are read and no longer written.
+_OLD: dict[str, Callable[..., Any]] = {
+    "search_started": tools.SearchAction, "page_opening": tools.OpenPageAction,
+    "find_started": tools.FindAction, "browser": lambda action: action,
+}  # fmt: skip
+_READERS = _CLASSES | _OLD
 _TAGS = {cls: tag for tag, cls in _CLASSES.items()}
 _FIELDS = {cls: [field.name for field in fields(cls)] for cls in _TAGS}
 
@@ -100,7 +105,7 @@ def _plain(value: Any) -> Any:
 
 
 def _object(plain: list[Any]) -> Any:
-    return _CLASSES[plain[0]](*map(_field, plain[1:]))
+    return _READERS[plain[0]](*map(_field, plain[1:]))
 
 
 def _field(plain: Any) -> Any:

@@ -20,15 +20,12 @@ from chorale.tools.browser.history import History
 from chorale.tools.browser.html import page_of, source_of
 from chorale.tools.browser.page import CountTokens, Page, display, escape, find, link_mark
 from chorale.tools.contract import (
-    BrowserDetail,
+    BrowserAction,
     FindAction,
-    FindStarted,
     Link,
     OpenPageAction,
-    PageOpening,
     Progress,
     SearchAction,
-    SearchStarted,
     Source,
     SystemTool,
     ToolCall,
@@ -44,8 +41,6 @@ _MAX_QUERY_LEN = 2000
 _MAX_PATTERN_LEN = 1000
 _CACHE_BYTES, _CACHE_SECONDS = 32 * 2**20, 900.0
 RECIPIENTS = frozenset({"browser.search", "browser.open", "browser.find"})
-
-Action = SearchAction | OpenPageAction | FindAction
 
 
 class PageCache:
@@ -102,30 +97,30 @@ class Browser(SystemTool):
     async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
         """Runs a call. A failure becomes a failed result with the action as far as it could be parsed."""
         verb = call.recipient.partition(".")[2]
-        action: Action = _empty_action(verb)
+        action: BrowserAction = _empty_action(verb)
         try:
             arguments = Arguments.read(call.content)
             if verb == "search":
                 query = arguments.text("query", _MAX_QUERY_LEN)
                 action = SearchAction(query)
-                yield SearchStarted(query)
+                yield action
                 action, shown = await self._search(query, arguments)
             elif verb == "open":
                 target = self._target(arguments)
                 action = OpenPageAction(target.url or None)
-                yield PageOpening(target.url or None)
+                yield action
                 shown = await self._open(target, arguments)
             else:
                 pattern = arguments.text("pattern", _MAX_PATTERN_LEN)
                 action = FindAction(pattern, None)
                 entry = self.history.entry(arguments.number("cursor", -1))
                 action = FindAction(pattern, entry.url or None)
-                yield FindStarted(pattern, entry.url or None)
+                yield action
                 shown = await self._find(pattern, arguments)
         except ToolError as fault:
-            yield ToolResult(call.recipient, f"Error: {fault.message}", True, BrowserDetail(action))
+            yield ToolResult(call.recipient, f"Error: {fault.message}", True, action)
         else:
-            yield ToolResult(call.recipient, shown, False, BrowserDetail(action))
+            yield ToolResult(call.recipient, shown, False, action)
 
     # ------------------------------------------------------------------ search, open, find
 
@@ -243,7 +238,7 @@ def _is_address(arguments: Arguments) -> bool:
     return isinstance(where, str) and not where.lstrip("-").isdigit()
 
 
-def _empty_action(verb: str) -> Action:
+def _empty_action(verb: str) -> BrowserAction:
     if verb == "open":
         return OpenPageAction(None)
     return FindAction("", None) if verb == "find" else SearchAction("")

@@ -16,18 +16,15 @@ from chorale.harmony.builtin_tools import browser_tools, python_tool
 from chorale.harmony.messages import ToolNamespace
 from chorale.tools.arguments import Arguments, parse_object
 from chorale.tools.contract import (
-    BrowserDetail,
+    BrowserAction,
     CodeOutput,
     CodeStarted,
     FindAction,
-    FindStarted,
     Link,
     OpenPageAction,
-    PageOpening,
     Progress,
     PythonDetail,
     SearchAction,
-    SearchStarted,
     Source,
     SystemTool,
     ToolCall,
@@ -106,20 +103,15 @@ class RemoteBrowser(_Remote):
     async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
         verb = call.recipient.partition(".")[2]
         action = self._action(verb, call.content)
-        if isinstance(action, SearchAction):
-            yield SearchStarted(action.query)
-        elif isinstance(action, FindAction):
-            yield FindStarted(action.pattern, action.url)
-        else:
-            yield PageOpening(action.url)
+        yield action
         try:
             outcome = await self._client.outcome(verb, parse_object(call.content), call.call_id)
         except ToolError as fault:
-            yield ToolResult(call.recipient, f"Error: {fault.message}", True, BrowserDetail(action))
+            yield ToolResult(call.recipient, f"Error: {fault.message}", True, action)
         else:
             action = self._after(action, outcome)
             text = outcome.text or "[the browser returned nothing]"
-            yield ToolResult(call.recipient, text, outcome.is_error, BrowserDetail(action))
+            yield ToolResult(call.recipient, text, outcome.is_error, action)
 
     def cited(self, cursor: int, line: int | None) -> Link | None:
         return self._cursors.get(cursor)
@@ -129,7 +121,7 @@ class RemoteBrowser(_Remote):
 
     # ------------------------------------------------------------------ reading arguments and displays
 
-    def _action(self, verb: str, content: str) -> SearchAction | OpenPageAction | FindAction:
+    def _action(self, verb: str, content: str) -> BrowserAction:
         try:
             arguments = Arguments.read(content)
             cursor = arguments.number("cursor", -1)
@@ -144,7 +136,7 @@ class RemoteBrowser(_Remote):
         where = arguments.raw("id", -1)
         return OpenPageAction(where if isinstance(where, str) and "://" in where else url)
 
-    def _after(self, action: Any, outcome: CallOutcome) -> SearchAction | OpenPageAction | FindAction:
+    def _after(self, action: BrowserAction, outcome: CallOutcome) -> BrowserAction:
         """Completes the action from the outcome: the sources of a search, the address of a page."""
         header = _HEADER.match(outcome.text)
         if header is not None:
@@ -155,8 +147,6 @@ class RemoteBrowser(_Remote):
                 return OpenPageAction(link.url)
         if isinstance(action, SearchAction):
             return SearchAction(action.query, _sources(outcome))
-        if not isinstance(action, (OpenPageAction, FindAction)):
-            raise TypeError(action)
         return action
 
     def _remember(self, cursor: int, link: Link) -> None:

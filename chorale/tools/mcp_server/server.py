@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal
 
 from chorale.tools.contract import (
-    BrowserDetail,
     CodeInterpreterRequest,
     CodeOutput,
     RequestTools,
@@ -191,7 +190,7 @@ def _result(result: ToolResult) -> dict[str, Any]:
     """Returns the MCP result. ``_meta.sources`` lists search results, for clients with citations."""
     body: dict[str, Any] = {"content": [{"type": "text", "text": result.content}], "isError": result.failed}
     detail = result.detail
-    if isinstance(detail, BrowserDetail) and isinstance(detail.action, SearchAction) and not result.failed:
-        sources = [{"url": s.url, "title": s.title, "snippet": s.snippet} for s in detail.action.sources]
+    if isinstance(detail, SearchAction) and not result.failed:
+        sources = [{"url": s.url, "title": s.title, "snippet": s.snippet} for s in detail.sources]
         body["_meta"] = {"sources": sources}
     return body

@@ -10,13 +10,9 @@ from chorale.tools.browser.backends import Hit, SearchBackend
 from chorale.tools.browser.citations import CitationRewriter
 from chorale.tools.browser.page import Page
 from chorale.tools.contract import (
-    BrowserDetail,
     FindAction,
-    FindStarted,
     OpenPageAction,
-    PageOpening,
     SearchAction,
-    SearchStarted,
     WebSearchRequest,
 )
 from tests.support.tools.drive import drive, make_browser
@@ -32,33 +28,32 @@ PAGES = {
 async def test_search_open_and_find_follow_links() -> None:
     browser = make_browser(PAGES)
     progress, found = await drive(browser.call, "browser.search", {"query": "sea otters", "topn": 2})
-    assert progress == [SearchStarted("sea otters")]
+    assert progress == [SearchAction("sea otters")]
     assert found.content.startswith("[0] sea otters\n**viewing lines [0 - ")
     assert (
         "L3:   * 【0†Sea otters†otters.example】 Sea otters They hold hands. Read about kelp."
         in found.content
     )
-    assert isinstance(found.detail, BrowserDetail)
-    assert isinstance(found.detail.action, SearchAction)
-    assert [s.url for s in found.detail.action.sources] == list(PAGES)[0:3:2]
+    assert isinstance(found.detail, SearchAction)
+    assert [s.url for s in found.detail.sources] == list(PAGES)[0:3:2]
 
     progress, opened = await drive(browser.call, "browser.open", {"id": 0})
-    assert progress == [PageOpening("https://otters.example/sea")]
+    assert progress == [OpenPageAction("https://otters.example/sea")]
     assert opened.content.startswith(
         "[1] Sea otters (https://otters.example/sea)\n**viewing lines [0 - 5] of 5**"
     )
 
     _, kelp = await drive(browser.call, "browser.open", {"id": "0", "cursor": "1"})
     assert kelp.content.startswith("[2] Kelp (https://kelp.example/)")
-    assert kelp.detail == BrowserDetail(OpenPageAction("https://kelp.example/"))
+    assert kelp.detail == OpenPageAction("https://kelp.example/")
 
     _, scrolled = await drive(browser.call, "browser.open", {"loc": 100, "num_lines": 3})
     assert "**viewing lines [100 - 102] of 202**" in scrolled.content
 
     progress, match = await drive(browser.call, "browser.find", {"pattern": "hands", "cursor": 1})
-    assert progress == [FindStarted("hands", "https://otters.example/sea")]
+    assert progress == [FindAction("hands", "https://otters.example/sea")]
     assert "# 【0†match at L4】\nL1: They hold hands." in match.content
-    assert match.detail == BrowserDetail(FindAction("hands", "https://otters.example/sea"))
+    assert match.detail == FindAction("hands", "https://otters.example/sea")
 
     _, at_match = await drive(browser.call, "browser.open", {"id": 0})
     assert "**viewing lines [0 - 5]" in at_match.content

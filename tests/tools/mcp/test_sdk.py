@@ -190,9 +190,9 @@ async def test_our_client_uses_our_servers_as_built_in_tools() -> None:
         async with box_of(service, request) as box:
             assert box.system_namespaces[0].name == "browser"
             _, found = await drive(box.call, "browser.search", {"query": "kelp"})
-            assert found.detail.action.sources[0].url == address
+            assert found.detail.sources[0].url == address
             _, opened = await drive(box.call, "browser.open", {"id": 0})
-            assert opened.detail.action.url == address
+            assert opened.detail.url == address
             _, citations = cite(box.citation_stream(), "fast【1†L3】")
             assert [citation.url for citation in citations] == [address]
             state = box.state()

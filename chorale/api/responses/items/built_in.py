@@ -17,17 +17,13 @@ from chorale.harmony.render import render_message
 from chorale.harmony.vocab import Vocabulary
 from chorale.store.protocol import Item, StoredItem, present
 from chorale.tools.contract import (
-    BrowserDetail,
+    BrowserAction,
     FindAction,
-    FindStarted,
     McpDetail,
     McpListing,
     OpenPageAction,
-    PageOpening,
-    Progress,
     PythonDetail,
     SearchAction,
-    SearchStarted,
     ToolBox,
     ToolResult,
 )
@@ -57,8 +53,8 @@ def built_in_object(item: FoldedItem, status: str, include: Collection[str]) -> 
         return {**head, **_called(opened), "arguments": item.text}
     head["status"] = status
     if opened.kind == "web_search_call":
-        found = detail if isinstance(detail, BrowserDetail) else BrowserDetail(written_action(item))
-        return {**head, **_web_search(found, include)}
+        action = detail if isinstance(detail, BrowserAction) else written_action(item)
+        return {**head, **_web_search(action, include)}
     if opened.kind == "code_interpreter_call":
         return {**head, **_code(opened, item.text, detail, include)}
     result = detail if isinstance(detail, McpDetail) else None
@@ -101,20 +97,21 @@ def _listing(opened: ItemOpened, listing: McpListing | None) -> Item:
     }
 
 
-def _web_search(detail: BrowserDetail, include: Collection[str]) -> Item:
-    action = action_object(detail.action)
-    if not isinstance(detail.action, SearchAction):
-        return {"action": action}
-    sources = detail.action.sources
+def _web_search(action: BrowserAction, include: Collection[str]) -> Item:
+    shown = action_object(action)
+    if not isinstance(action, SearchAction):
+        return {"action": shown}
     if SOURCES in include:
-        action["sources"] = [{"type": "url", "url": source.url} for source in sources]
+        shown["sources"] = [{"type": "url", "url": source.url} for source in action.sources]
     if RESULTS not in include:
-        return {"action": action}
-    found = [{"url": source.url, "title": source.title, "snippet": source.snippet} for source in sources]
-    return {"action": action, "results": found}
+        return {"action": shown}
+    found = [
+        {"url": source.url, "title": source.title, "snippet": source.snippet} for source in action.sources
+    ]
+    return {"action": shown, "results": found}
 
 
-def action_object(action: SearchAction | OpenPageAction | FindAction) -> Item:
+def action_object(action: BrowserAction) -> Item:
     if isinstance(action, SearchAction):
         return {"type": "search", "query": action.query, "queries": [action.query]}
     if isinstance(action, OpenPageAction):
@@ -122,16 +119,7 @@ def action_object(action: SearchAction | OpenPageAction | FindAction) -> Item:
     return {"type": "find_in_page", "pattern": action.pattern, "url": action.url or ""}
 
 
-def action_of_progress(progress: Progress) -> SearchAction | OpenPageAction | FindAction | None:
-    """Returns the action that a browser call is about to perform."""
-    if isinstance(progress, SearchStarted):
-        return SearchAction(progress.query)
-    if isinstance(progress, PageOpening):
-        return OpenPageAction(progress.url)
-    return FindAction(progress.pattern, progress.url) if isinstance(progress, FindStarted) else None
-
-
-def written_action(item: FoldedItem) -> SearchAction | OpenPageAction | FindAction:
+def written_action(item: FoldedItem) -> BrowserAction:
     """Returns the action of a call that never ran, from its incomplete text."""
     given = read_object(item.text)
     if item.opened.name == "open":

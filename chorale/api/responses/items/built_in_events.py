@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from chorale.api.responses.dialects import Event
-from chorale.api.responses.items.built_in import action_object, action_of_progress
+from chorale.api.responses.items.built_in import action_object
 from chorale.api.responses.items.objects import ResponseBuilder, is_void
+from chorale.tools.contract import BrowserAction
 from chorale.turns.events import FoldedItem, ItemClosed, OutputEvent, ToolOutcome, ToolProgressed, ToolStarted
 
 DELTAS = {
@@ -55,9 +56,8 @@ class BuiltInEvents:
         elif self._kind != "web_search_call" or self.shown:
             return
         elif isinstance(event, ToolProgressed):
-            action = action_of_progress(event.progress)
-            if action is not None:
-                yield from self._searching({"action": action_object(action)})
+            if isinstance(event.progress, BrowserAction):
+                yield from self._searching({"action": action_object(event.progress)})
         elif isinstance(event, ToolOutcome):
             yield from self._searching({})
 

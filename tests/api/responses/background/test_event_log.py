@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from chorale.api.http.sse import frame
@@ -60,9 +61,9 @@ ALL: list[LogEvent] = [
     *(
         ToolProgressed(2, progress)
         for progress in (
-            tools.SearchStarted("q"),
-            tools.PageOpening(None),
-            tools.FindStarted("p", "u"),
+            tools.SearchAction("q"),
+            tools.OpenPageAction(None),
+            tools.FindAction("p", "u"),
             tools.CodeStarted("c"),
             tools.CodeOutput("4"),
             tools.McpProgress("m", 0.5),
@@ -71,10 +72,10 @@ ALL: list[LogEvent] = [
     *(
         ToolOutcome(2, tools.ToolResult("browser.search", "text", False, detail))
         for detail in (
-            tools.BrowserDetail(tools.SearchAction("q", (SOURCE, SOURCE))),
-            tools.BrowserDetail(tools.SearchAction("q")),
-            tools.BrowserDetail(tools.OpenPageAction(None)),
-            tools.BrowserDetail(tools.FindAction("p", None)),
+            tools.SearchAction("q", (SOURCE, SOURCE)),
+            tools.SearchAction("q"),
+            tools.OpenPageAction(None),
+            tools.FindAction("p", None),
             tools.PythonDetail("c", "1", "logs"),
             tools.McpDetail("s", "n", "{}", None, "broken"),
         )
@@ -93,6 +94,15 @@ def test_every_event_is_equal_after_packing_and_reading() -> None:
     inner = {cls for cls in _CLASSES.values() if cls.__module__ == tools.__name__}
     assert seen | inner == set(_CLASSES.values()), "a class without a case"
     assert pack(TurnEnded("stop", Usage())) is None
+
+
+def test_tags_that_are_no_longer_written_are_read() -> None:
+    found = ["result", "browser.find", "text", False, ["browser", ["find", "p", None]]]
+    old = [["tool_progressed", 2, ["search_started", "q"]], ["tool_outcome", 2, found]]
+    assert read_chunk(join(list(map(msgspec.msgpack.encode, old)))) == [
+        ToolProgressed(2, tools.SearchAction("q")),
+        ToolOutcome(2, tools.ToolResult("browser.find", "text", False, tools.FindAction("p", None))),
+    ]
 
 
 async def whole_log(server: Any, response_id: str) -> tuple[Any, list[LogEvent]]:
