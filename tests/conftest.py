@@ -136,7 +136,7 @@ def python_sandbox() -> str:
         pytest.skip(f"no sandbox for the python tool: {found.missing['python']}")
     if found.available["python"].startswith("wasm"):
         # On a busy machine, a server compiles it on a tenth of a core: the first test would wait a minute.
-        compiling = "module.hurry(); module.compile_in_child(lambda: None)"
+        compiling = "module.hurry(); module.compile_in_child()"
         code = f"from chorale.tools.python.wasm import module; {compiling}"
         subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
     return found.available["python"]

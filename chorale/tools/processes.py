@@ -1,4 +1,4 @@
-"""Termination of child processes: kills the process group, closes the pipes, and waits."""
+"""Child processes: the answer of a program, and the termination of a process, its group and its pipes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,29 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Mapping
 
+_ANSWER_SECONDS = 10
 _LOOK_SECONDS, _MAX_LOOKS = 0.005, 400  # two seconds; a killed process ends in a few milliseconds
+
+
+async def ask(*argv: str, environment: Mapping[str, str]) -> tuple[int, str]:
+    """Runs a program. Returns its exit code and its output, or 1 and a reason if it takes too long."""
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=dict(environment),
+    )
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return 1, f"no answer within {_ANSWER_SECONDS} s"
+    return process.returncode or 0, output.decode(errors="replace")
 
 
 def kill_group(process: asyncio.subprocess.Process) -> None:

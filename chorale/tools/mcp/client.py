@@ -18,6 +18,7 @@ from chorale.tracing.context import outgoing_headers
 from chorale.version import __version__
 
 _MAX_PAGES = 20
+_MAX_NOTES = 256  # progress that is kept until the caller reads it
 _MAX_NUMBER = 2.0**53  # limit of progress values; others are ignored
 
 
@@ -161,33 +162,24 @@ class McpClient:
         self, name: str, arguments: Mapping[str, Any], token: str
     ) -> AsyncGenerator[McpProgress | CallOutcome, None]:
         """Yields progress, then the outcome. Raises ``McpError``."""
-        notes: asyncio.Queue[McpProgress] = asyncio.Queue(maxsize=256)
+        notes: asyncio.Queue[McpProgress | None] = asyncio.Queue()  # None: the call has ended
 
         def on_note(message: Message) -> None:
             progress = read_progress(message)
-            if progress is not None and not notes.full():
+            if progress is not None and notes.qsize() < _MAX_NOTES:
                 notes.put_nowait(progress)
 
-        meta = {
-            "progressToken": token,
-            **outgoing_headers(),
-        }  # includes traceparent, since stdio has no headers
+        meta = {"progressToken": token, **outgoing_headers()}  # traceparent, since stdio has no headers
         params = {"name": name, "arguments": dict(arguments), "_meta": meta}
         task = asyncio.create_task(self._call(params, on_note))
+        task.add_done_callback(lambda _: notes.put_nowait(None))
         try:
-            while True:
-                waiter = asyncio.create_task(notes.get())
-                await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
-                if waiter.done():
-                    yield waiter.result()
-                    continue
-                waiter.cancel()
-                yield read_outcome(task.result(), self._limits)
-                return
+            while (note := await notes.get()) is not None:
+                yield note
+            yield read_outcome(task.result(), self._limits)
         finally:
-            waiter.cancel()
             task.cancel()
-            await asyncio.gather(task, waiter, return_exceptions=True)
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _call(self, params: Mapping[str, Any], on_note: Callable[[Message], None]) -> dict[str, Any]:
         seconds = self._limits.call_seconds

@@ -81,3 +81,7 @@ def read(data: bytes, limits: Limits) -> dict[str, Any]:
     # Lone surrogates of broken fonts, which no tokenizer takes.
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\x00", "")
     return {"text": text} if text else {"error": "the PDF file has no text: its pages are pictures"}
+
+
+if __name__ == "__main__":
+    main()

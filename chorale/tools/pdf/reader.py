@@ -7,10 +7,9 @@ import importlib.util
 import json
 import os
 import signal
-import sys
-from pathlib import Path
 
 from chorale.errors import QueueFullError, RequestError, install_hint
+from chorale.machine.processes import module_command
 from chorale.tools.pdf.child import LIMITS, Limits
 from chorale.tools.processes import end_process
 
@@ -19,8 +18,6 @@ MAX_FILES = 8  # of a request
 MAX_SECONDS = 60.0  # with waits for a processor; the process itself may use Limits.cpu_seconds of it
 _PROCESSES = 2
 _MAX_WAITING = 32
-_ROOT = str(Path(__file__).resolve().parents[3])
-_START = "import sys; sys.path[:] = {path!r}; from chorale.tools.pdf.child import main; main()"
 _TOO_LONG = (-signal.SIGXCPU, -signal.SIGKILL)  # the system's answers to too much time and too much memory
 
 
@@ -51,9 +48,8 @@ class PdfReader:
         return report["text"]
 
     async def _read(self, data: bytes) -> dict[str, str]:
-        path = [_ROOT, *(entry for entry in sys.path if os.path.isabs(entry) and entry != _ROOT)]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-c", _START.format(path=path), json.dumps([os.getpid(), self._limits]),
+            *module_command("chorale.tools.pdf.child"), json.dumps([os.getpid(), self._limits]),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
             env={}, start_new_session=True,
         )  # fmt: skip

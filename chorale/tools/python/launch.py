@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from chorale.machine.processes import module_command
+
 NOBODY = 65534  # user and group of the code inside the sandbox and, if the server may choose, outside
 GUEST = Path(__file__).with_name("guest.py")
 FILTER_FD = "{filter}"
 SHARED_MEMORY_BYTES = 2**20  # size of /dev/shm
 _RUNTIME_BYTES = 96 * 2**20  # WebAssembly: the process without the code's memory and files: 60 MiB measured
-_START = "import sys; sys.path[:] = {path!r}; from chorale.tools.python.wasm.host import main; main()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +104,7 @@ def wasm(limits: SandboxLimits) -> SandboxLaunch:
         ],
         "environment": {"HOME": "/tmp", "LANG": "C.UTF-8"},
     }  # fmt: skip
-    root = str(Path(__file__).resolve().parents[3])
-    path = [root, *(entry for entry in sys.path if os.path.isabs(entry) and entry != root)]
-    argv = (sys.executable, "-I", "-u", "-c", _START.format(path=path), json.dumps(start))
+    argv = (*module_command("chorale.tools.python.wasm.host"), json.dumps(start))
     wanted = ("HOME", "XDG_CACHE_HOME", "TMPDIR")  # they determine where the compiled interpreter is cached
     environment = {name: os.environ[name] for name in wanted if name in os.environ}
     return SandboxLaunch(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 
+from chorale.tools.processes import ask
 from chorale.tools.python.launch import client_environment
 from chorale.tools.python.sandbox import Sandbox, SandboxMissing
 from chorale.tools.python.wasm import module as interpreter
@@ -37,7 +37,7 @@ async def _check_image(sandbox: Sandbox, program: str) -> None:
     text = await check_daemon(kind, program)
     if kind == "gvisor" and "runsc" not in text:
         raise SandboxMissing("gvisor: docker has no runtime runsc (see gvisor.dev/docs/user_guide/install)")
-    code, _ = await _ask(program, "image", "inspect", sandbox.image)
+    code, _ = await ask(program, "image", "inspect", sandbox.image, environment=client_environment())
     if code != 0:
         raise SandboxMissing(f"{kind}: the image {sandbox.image} is missing ({program} pull {sandbox.image})")
 
@@ -45,28 +45,10 @@ async def _check_image(sandbox: Sandbox, program: str) -> None:
 async def check_daemon(kind: str, program: str) -> str:
     """Returns the output of the program's ``info``. Raises ``SandboxMissing`` without docker's daemon."""
     wanted = "{{json .Runtimes}}" if kind == "gvisor" else "{{.ID}}"
-    code, text = await _ask(program, "info", "--format", wanted)
+    code, text = await ask(program, "info", "--format", wanted, environment=client_environment())
     if code != 0 and program != "podman":
         raise SandboxMissing(f"{kind}: the docker daemon does not respond ({_last_line(text)})")
     return text
-
-
-async def _ask(*argv: str) -> tuple[int, str]:
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=client_environment(),
-    )
-    try:
-        async with asyncio.timeout(10):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        return 1, "no answer within 10 s"
-    return process.returncode or 0, output.decode(errors="replace")
 
 
 def _last_line(text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import io
 import json
 import os
 import secrets
@@ -18,11 +19,10 @@ from pathlib import Path
 from typing import Literal
 
 from chorale.machine.folders import remove_tree
-from chorale.tools.processes import end_process, kill_group
+from chorale.tools.processes import ask, end_process, kill_group
 from chorale.tools.python.launch import FILTER_FD, SandboxLaunch
 from chorale.tools.python.memory import tree_bytes
 from chorale.tools.python.sandbox import Sandbox, SandboxMissing
-from chorale.tools.python.visible import Visible
 
 MAX_CODE_BYTES = 2**20
 _GRACE_SECONDS = 1.5  # after a call's time limit, for the guest's timer to end it
@@ -30,6 +30,11 @@ _CHUNK = 64 * 1024
 _MAX_TOTAL_BYTES = 2**30  # a call that prints more is killed
 _WATCH_SECONDS = 0.25
 _IDLE_WATCH_SECONDS = 2.0
+
+# C0, DEL and C1, since ESC, CSI etc. would control an operator's terminal, and bidirectional overrides, which
+# can disguise text. A carriage return becomes a newline before.
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+_ESCAPES |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 EndKind = Literal["done", "raised", "out_of_time", "out_of_memory", "too_loud", "died"]
 _LETTERS: dict[bytes, EndKind] = {b"k": "done", b"e": "raised", b"t": "out_of_time"}
@@ -176,7 +181,8 @@ class Session:
         if process is not None:
             kill_group(process)
             if launch is not None and launch.kill_argv:
-                await _kill_container(launch)
+                with contextlib.suppress(OSError):
+                    await ask(*launch.kill_argv, environment=launch.environment)
             await end_process(process)
         directory, self._directory = self._directory, None
         if directory is not None:
@@ -211,20 +217,6 @@ def _pipe_with(data: bytes) -> int:
     return reader
 
 
-async def _kill_container(launch: SandboxLaunch) -> None:
-    with contextlib.suppress(OSError):
-        killer = await asyncio.create_subprocess_exec(
-            *launch.kill_argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=dict(launch.environment),
-        )
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(10):
-                await killer.wait()
-
-
 class KeptOutput:
     """Decodes output: shows three quarters of the budget immediately, and the last quarter at the end.
 
@@ -240,8 +232,8 @@ class KeptOutput:
         self._tail = b""
         self._num_left_out = 0
         self._held = b""
-        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
-        self._show = Visible().text
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decode = io.IncrementalNewlineDecoder(decoder, translate=True).decode
 
     def feed(self, chunk: bytes) -> str:
         """Adds output. Returns text that can be shown now."""
@@ -268,7 +260,7 @@ class KeptOutput:
         joined = self._tail + rest
         self._tail = joined[-self._tail_len :] if self._tail_len else b""
         self._num_left_out += len(joined) - len(self._tail)
-        return self._show(self._decode(head))
+        return self._text(head)
 
     def finish(self) -> str:
         """Returns the end of the output, after a note about omitted bytes."""
@@ -277,5 +269,8 @@ class KeptOutput:
         note = ""
         if self._num_left_out:
             note = f"\n[{self._num_left_out} bytes of output left out]\n"
-        rest = self._show(self._decode(b"", not self._tail))
-        return held + rest + note + self._show(self._decode(self._tail, True))
+        head = self._text(b"", not self._tail or self._num_left_out > 0)
+        return held + head + note + self._text(self._tail, True)
+
+    def _text(self, data: bytes, final: bool = False) -> str:
+        return self._decode(data, final).translate(_ESCAPES)

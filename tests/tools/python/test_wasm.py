@@ -45,7 +45,7 @@ def load(engine):
     time.sleep(1)
     module._kept_file().write_bytes(b"machine code")
 module.make_engine, module.load = lambda: None, load
-module.compile_in_child(lambda: None)
+module.compile_in_child()
 assert module.is_compiled()
 """
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
@@ -66,7 +66,7 @@ def load(engine):
         time.sleep(0.1)
     module._kept_file().write_bytes(b"machine code")
 module.make_engine, module.load = lambda: None, load
-module.compile_in_child(lambda: None)
+module.compile_in_child()
 """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as compiler:

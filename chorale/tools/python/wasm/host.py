@@ -9,18 +9,16 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import signal
 import sys
-import threading
-import time
 from typing import Any
 
+from chorale.machine.processes import die_with_parent
 from chorale.tools.python.seccomp import allow_list
 from chorale.tools.python.wasm import module as interpreter
 from chorale.tools.python.wasm.calls import Calls
 from chorale.tools.python.wasm.files import Files
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 4, 22, 38
 _FILTER_MODE = 2
 _NOBODY = 65534
 
@@ -31,7 +29,7 @@ class _Program(ctypes.Structure):
 
 def main() -> None:
     start = json.loads(sys.argv[1])
-    _end_with_parent(start["parent_pid"])
+    die_with_parent(start["parent_pid"])
     try:
         instance, store = _prepare(start)
     except interpreter.ModuleMissing as missing:
@@ -47,7 +45,7 @@ def main() -> None:
 def _prepare(start: dict[str, Any]) -> tuple[Any, Any]:
     from wasmtime import FuncType, Linker, Store, ValType
 
-    interpreter.compile_in_child(_ask_kernel_to_end)
+    interpreter.compile_in_child()
     engine = interpreter.make_engine()
     module = interpreter.load(engine)
     calls = Calls(Files(start["disk_bytes"]), start["arguments"], start["environment"])
@@ -63,7 +61,7 @@ def _prepare(start: dict[str, Any]) -> tuple[Any, Any]:
         linker.define_func(wanted.module, name, kind, _without_result(functions, name))
     instance = linker.instantiate(store, module)
     calls.memory.bind = (instance.exports(store)["memory"], store)
-    _give_up_rights()
+    _give_up_rights(start["parent_pid"])
     return instance, store
 
 
@@ -72,27 +70,7 @@ def _without_result(functions: dict[str, Any], name: str) -> Any:
     return functions[name] if name != "proc_exit" else lambda code: (functions[name](code), None)[1]
 
 
-def _ask_kernel_to_end() -> None:
-    """Asks the kernel to end this process with its parent. Does nothing outside Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _end_with_parent(parent_pid: int) -> None:
-    """Ends this process with its parent, through the kernel if possible, and by polling."""
-    _ask_kernel_to_end()
-
-    def watch() -> None:
-        while os.getppid() == parent_pid:
-            time.sleep(1.0)
-        os._exit(71)
-
-    if os.getppid() != parent_pid:
-        os._exit(71)
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _give_up_rights() -> None:
+def _give_up_rights(parent_pid: int) -> None:
     """Drops all privileges, so that code that breaks out of the runtime cannot do anything."""
     import resource
 
@@ -110,10 +88,14 @@ def _give_up_rights() -> None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    _ask_kernel_to_end()  # the setting was lost by the change of user
+    die_with_parent(parent_pid)  # the setting was lost by the change of user
     program = allow_list()
     if program is not None:
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         filter_ = _Program(len(program) // 8, program)
         if libc.prctl(_PR_SET_SECCOMP, _FILTER_MODE, ctypes.byref(filter_), 0, 0) != 0:
             sys.exit("the kernel rejects the system-call filter")
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 from chorale.errors import install_hint
 from chorale.machine.folders import write_whole
+from chorale.machine.processes import die_with_parent
 
 SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"
 PYTHON = "3.12"
@@ -62,7 +63,7 @@ def make_engine() -> Any:
     return Engine(config)
 
 
-def compile_in_child(die_with_parent: Callable[[], None]) -> None:
+def compile_in_child() -> None:
     """Compiles in a child process, at low priority until a process calls ``hurry``.
 
     A server's first start is not slowed down. The compiler's memory (300 MiB) is freed with the child. Waits
@@ -76,7 +77,7 @@ def compile_in_child(die_with_parent: Callable[[], None]) -> None:
         wanted = kept.with_suffix(".wanted")
         while not is_compiled():
             low_priority = not wanted.exists()
-            child = _start_compiler(die_with_parent, low_priority)
+            child = _start_compiler(low_priority)
             while os.waitpid(child, os.WNOHANG)[0] == 0:
                 # A process cannot raise its own priority again, so a new one compiles.
                 if low_priority and wanted.exists():
@@ -97,13 +98,13 @@ def hurry() -> None:
             kept.with_suffix(".wanted").touch()
 
 
-def _start_compiler(die_with_parent: Callable[[], None], low_priority: bool) -> int:
-    child = os.fork()
+def _start_compiler(low_priority: bool) -> int:
+    parent_pid, child = os.getpid(), os.fork()
     if child == 0:
         try:
             if low_priority:
                 _lower_priority()
-            die_with_parent()
+            die_with_parent(parent_pid)
             load(make_engine())
         finally:
             os._exit(0)
