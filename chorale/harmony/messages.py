@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -17,7 +17,7 @@ ReasoningEffort = Literal["low", "medium", "high"]
 FUNCTIONS = "functions"  # the namespace of the client's tools
 JSON_TYPE = "<|constrain|>json"
 DEFAULT_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
-DEFAULT_KNOWLEDGE_CUTOFF = "2024-06"
+KNOWLEDGE_CUTOFF = "2024-06"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,10 @@ class SystemContent:
     message.
     """
 
-    model_identity: str | None = DEFAULT_IDENTITY
-    knowledge_cutoff: str | None = DEFAULT_KNOWLEDGE_CUTOFF
+    model_identity: str = DEFAULT_IDENTITY
     current_date: str | None = None  # YYYY-MM-DD; None leaves the line out
-    reasoning_effort: ReasoningEffort | None = "medium"
+    reasoning_effort: ReasoningEffort = "medium"
     namespaces: tuple[ToolNamespace, ...] = ()
-    channels: tuple[str, ...] = ("analysis", "commentary", "final")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +82,6 @@ class Message:
     channel: str | None = None
     content_type: str | None = None  # for example JSON_TYPE or "code"
     token_ids: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    messages: tuple[Message, ...] = field(default=())
 
 
 def function_call(name: str, arguments: str, *, is_json: bool = True) -> Message:

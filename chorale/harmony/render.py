@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from chorale.harmony.messages import (
-    Conversation,
+    KNOWLEDGE_CUTOFF,
     DeveloperContent,
     Message,
     ResponseFormat,
@@ -25,11 +25,12 @@ from chorale.harmony.vocab import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START,
 ASSISTANT: Final = 173781  # the one token of "assistant"
 FINAL: Final = 17196  # the one token of "final"
 
+_CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 _FUNCTIONS_NOTE = "Calls to these tools must go to the commentary channel: 'functions'."
 
 
 def render_conversation(
-    conversation: Conversation,
+    messages: Sequence[Message],
     vocab: Vocabulary,
     *,
     for_completion: bool = True,
@@ -42,9 +43,9 @@ def render_conversation(
     wire form (see ``render_message``), and ``ContextLengthError`` for more than ``most`` ids, without
     computing many more.
     """
-    has_functions = _has_functions(conversation.messages)
+    has_functions = _has_functions(messages)
     ids: list[int] = []
-    for message in kept_messages(conversation.messages) if drop_analysis else conversation.messages:
+    for message in kept_messages(messages) if drop_analysis else messages:
         ids += render_message(message, vocab, has_functions=has_functions, most=most)
         check_count(ids, most)
     if for_completion:
@@ -145,20 +146,13 @@ def _content(message: Message, has_functions: bool) -> str:
 
 def render_system(content: SystemContent, has_functions: bool) -> str:
     """Returns the text of the system message."""
-    top = [] if content.model_identity is None else [content.model_identity]
-    if content.knowledge_cutoff is not None:
-        top.append(f"Knowledge cutoff: {content.knowledge_cutoff}")
+    top = [content.model_identity, f"Knowledge cutoff: {KNOWLEDGE_CUTOFF}"]
     if content.current_date is not None:
         top.append(f"Current date: {content.current_date}")
-    sections = ["\n".join(top)] if top else []
-    if content.reasoning_effort is not None:
-        sections.append(f"Reasoning: {content.reasoning_effort}")
+    sections = ["\n".join(top), f"Reasoning: {content.reasoning_effort}"]
     if content.namespaces:
         sections.append(_tools(content.namespaces))
-    if content.channels:
-        note = f"\n{_FUNCTIONS_NOTE}" if has_functions else ""
-        channels = ", ".join(content.channels)
-        sections.append(f"# Valid channels: {channels}. Channel must be included for every message.{note}")
+    sections.append(f"{_CHANNELS}\n{_FUNCTIONS_NOTE}" if has_functions else _CHANNELS)
     return "\n\n".join(sections)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from chorale.client.base import EngineInfo
 from chorale.config.engine import ServerConfig
 from chorale.errors import ContextLengthError
-from chorale.harmony.messages import Conversation, ToolDescription
+from chorale.harmony.messages import ToolDescription
 from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import Vocabulary
 from chorale.requests.effort import DEFAULT_EFFORT, reasoning_effort
@@ -143,5 +143,5 @@ def render_chat(
     instructions, num_leading = split_instructions(cleaned)
     chosen = reasoning_effort(effort, "reasoning_effort", said or DEFAULT_EFFORT)
     head = prompt_head(ServerConfig(), chosen, instructions, tools, identity=identity)
-    conversation = Conversation((*head, *to_harmony(cleaned, num_leading)))
-    return Prompt(None, render_conversation(conversation, vocab, for_completion=for_completion))
+    rendered = [*head, *to_harmony(cleaned, num_leading)]
+    return Prompt(None, render_conversation(rendered, vocab, for_completion=for_completion))

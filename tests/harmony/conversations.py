@@ -9,7 +9,7 @@ import openai_harmony as oh
 
 from chorale.harmony.builtin_tools import browser_tools, python_tool
 from chorale.harmony.messages import (
-    Conversation,
+    KNOWLEDGE_CUTOFF,
     DeveloperContent,
     Message,
     SystemContent,
@@ -129,7 +129,7 @@ def namespace(rng: random.Random, name: str) -> ToolNamespace:
     return ToolNamespace(name, text(rng, 5) if rng.random() < 0.4 else None, tools)
 
 
-def conversation(rng: random.Random) -> Conversation:
+def conversation(rng: random.Random) -> list[Message]:
     messages: list[Message] = []
     if rng.random() < 0.8:
         messages.append(Message("system", _system(rng)))
@@ -138,7 +138,7 @@ def conversation(rng: random.Random) -> Conversation:
         instructions = text(rng) if rng.random() < 0.7 else None
         messages.append(Message("developer", DeveloperContent(instructions, tuple(spaces))))
     messages += [_message(rng) for _ in range(rng.randint(0, 8))]
-    return Conversation(tuple(messages))
+    return messages
 
 
 def _system(rng: random.Random) -> SystemContent:
@@ -148,12 +148,10 @@ def _system(rng: random.Random) -> SystemContent:
     if rng.random() < 0.3:
         spaces.insert(0, python_tool(stateful=True))
     return SystemContent(
-        model_identity=rng.choice([None, "You are ChatGPT.", text(rng)]),
-        knowledge_cutoff=rng.choice([None, "2024-06"]),
+        model_identity=rng.choice(["You are ChatGPT.", text(rng)]),
         current_date=rng.choice([None, "2025-06-28"]),
-        reasoning_effort=rng.choice([None, "low", "medium", "high"]),
+        reasoning_effort=rng.choice(["low", "medium", "high"]),
         namespaces=tuple(spaces),
-        channels=rng.choice([(), ("analysis", "final"), ("analysis", "commentary", "final")]),
     )
 
 
@@ -178,8 +176,8 @@ def _message(rng: random.Random) -> Message:
 # --------------------------------------------------------------------------- to the oracle's types
 
 
-def to_oracle(ours: Conversation) -> oh.Conversation:
-    return oh.Conversation.from_messages([_to_oracle_message(m) for m in ours.messages])
+def to_oracle(ours: list[Message]) -> oh.Conversation:
+    return oh.Conversation.from_messages(list(map(_to_oracle_message, ours)))
 
 
 def _to_oracle_message(ours: Message) -> oh.Message:
@@ -187,12 +185,10 @@ def _to_oracle_message(ours: Message) -> oh.Message:
     if isinstance(ours.content, SystemContent):
         content = oh.SystemContent(
             model_identity=ours.content.model_identity,
-            knowledge_cutoff=ours.content.knowledge_cutoff,
+            knowledge_cutoff=KNOWLEDGE_CUTOFF,
             conversation_start_date=ours.content.current_date,
-            reasoning_effort=None
-            if ours.content.reasoning_effort is None
-            else oh.ReasoningEffort[ours.content.reasoning_effort.upper()],
-            channel_config=oh.ChannelConfig.require_channels(list(ours.content.channels)),
+            reasoning_effort=oh.ReasoningEffort[ours.content.reasoning_effort.upper()],
+            channel_config=oh.ChannelConfig.require_channels(["analysis", "commentary", "final"]),
             tools=_to_oracle_tools(ours.content.namespaces),
         )
     elif isinstance(ours.content, DeveloperContent):

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from chorale.harmony.builtin_tools import python_tool
-from chorale.harmony.messages import Conversation, DeveloperContent, Message, ResponseFormat, SystemContent
+from chorale.harmony.messages import DeveloperContent, Message, ResponseFormat, SystemContent
 from chorale.harmony.parser import Parser
 from chorale.harmony.render import kept_messages, render_conversation, render_developer, render_message
 from chorale.harmony.vocab import END, MESSAGE, NUM_RANKS, START, Vocabulary
@@ -46,7 +46,7 @@ def test_messages_without_a_wire_form_are_refused(vocab: Vocabulary, message: Me
 def test_a_turn_is_an_exact_prefix_of_the_next_prompt(vocab: Vocabulary) -> None:
     """Prompt + output of the first step begin the prompt that carries the tool's result."""
     opening = (Message("system", SystemContent()), Message("user", "Weather in Paris?"))
-    prompt = render_conversation(Conversation(opening), vocab)
+    prompt = render_conversation(opening, vocab)
     output = vocab.encode_with_special(
         "<|channel|>analysis<|message|>Need weather.<|end|><|start|>assistant<|channel|>commentary"
         ' to=functions.get_weather <|constrain|>json<|message|>{"city":"Paris"}<|call|>'
@@ -58,7 +58,7 @@ def test_a_turn_is_an_exact_prefix_of_the_next_prompt(vocab: Vocabulary) -> None
         Message("assistant", "", None, "functions.get_weather", "commentary", "json", ends[1]),
         Message("tool", "21", "functions.get_weather", "assistant", "commentary"),
     )
-    following = render_conversation(Conversation(opening + turn), vocab)
+    following = render_conversation(opening + turn, vocab)
     assert following[: len(prompt) + len(output)] == prompt + output
 
 
@@ -91,10 +91,10 @@ def chain(letters: str) -> list[Message]:
     ],
 )
 def test_reasoning_before_the_last_answer_is_dropped(vocab: Vocabulary, before: str, after: str) -> None:
-    kept = kept_messages(chain(before))
+    whole = chain(before)
+    kept = kept_messages(whole)
     assert [m.content for m in kept] == list(after)
-    whole, short = Conversation(tuple(chain(before))), Conversation(tuple(kept))
-    assert render_conversation(whole, vocab) == render_conversation(short, vocab, drop_analysis=False)
+    assert render_conversation(whole, vocab) == render_conversation(kept, vocab, drop_analysis=False)
 
 
 # --------------------------------------------------------------------------- injection
@@ -103,8 +103,7 @@ def test_reasoning_before_the_last_answer_is_dropped(vocab: Vocabulary, before: 
 def test_no_text_becomes_a_special_token(vocab: Vocabulary) -> None:
     """Only a message's frame is special: its start, perhaps a channel and a constrain, and its ends."""
     for seed in range(1500):
-        talk = conversation(random.Random(seed))
-        for message in talk.messages:
+        for message in conversation(random.Random(seed)):
             ids = render_message(message, vocab)
             frame = [START, *[200005] * (message.channel is not None)]
             frame += [200003] * (message.content_type or "").startswith("<|constrain|>")

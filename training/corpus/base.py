@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 
 from chorale.harmony.messages import (
-    Conversation,
     DeveloperContent,
     Message,
     ReasoningEffort,
@@ -209,8 +208,7 @@ class Dialogue:
         messages = [Message("system", self._system())]
         if self.instructions is not None or self.functions or self.formats:
             messages.append(Message("developer", self._developer()))
-        conversation = Conversation((*messages, *self.history))
-        return render_conversation(conversation, vocabulary(), for_completion=False)
+        return render_conversation([*messages, *self.history], vocabulary(), for_completion=False)
 
     def _system(self) -> SystemContent:
         rng = self.draw.rng

@@ -16,7 +16,6 @@ from chorale.api.limits import SIZES, check_scores
 from chorale.api.routed_experts import check_experts
 from chorale.api.state import ServerState
 from chorale.errors import invalid, unsupported
-from chorale.harmony.messages import Conversation
 from chorale.harmony.render import ASSISTANT, render_conversation
 from chorale.harmony.vocab import END, START, Vocabulary
 from chorale.requests.built_in_tools import read_built_in
@@ -131,7 +130,7 @@ async def encode(
         head = prompt_head(
             state.config, effort, instructions, tools, rules.described, identity=chat.identity, box=box
         )
-        talk = Conversation((*head, *to_harmony(cleaned, num_leading, rules.freeform)))
+        talk = [*head, *to_harmony(cleaned, num_leading, rules.freeform)]
         with at("messages"):
             return render_conversation(talk, state.vocab, most=SIZES["prompt_tokens"].max)
 

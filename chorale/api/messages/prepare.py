@@ -15,7 +15,7 @@ from chorale.api.record import recorded
 from chorale.api.state import ServerState
 from chorale.config.engine import DisabledEffort, StrictLevel
 from chorale.errors import invalid, unsupported
-from chorale.harmony.messages import Conversation, Message
+from chorale.harmony.messages import Message
 from chorale.harmony.render import render_conversation
 from chorale.requests.effort import reasoning_effort, take_effort
 from chorale.requests.formats import read_format
@@ -81,7 +81,7 @@ def _build_prompt(state: ServerState, request: CountRequest) -> Prompt:
     head = prompt_head(state.config, effort, instructions, tools, rules.described)
     most = SIZES["prompt_tokens"].max
     with at("messages"):
-        prompt = render_conversation(Conversation((*head, *messages)), state.vocab, most=most)
+        prompt = render_conversation([*head, *messages], state.vocab, most=most)
     header: tuple[int, ...] = ()
     if tail is not None:
         assert tail.channel is not None

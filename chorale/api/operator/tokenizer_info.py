@@ -17,7 +17,6 @@ from starlette.routing import Route
 
 from chorale.api.http.responses import json_response
 from chorale.api.state import ServerState
-from chorale.harmony.messages import Conversation
 from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import SPECIAL_NAMES
 from chorale.requests.prompt import system_message
@@ -51,7 +50,7 @@ async def tokenizer_info(state: ServerState, request: Request) -> Response:
 def chat_template(state: ServerState) -> str:
     """Returns a Jinja template that renders a text-only chat like ``render_conversation``."""
     system = system_message(state.config, state.config.default_reasoning_effort)
-    head = state.vocab.decode(render_conversation(Conversation((system,)), state.vocab))
+    head = state.vocab.decode(render_conversation([system], state.vocab))
     return _TEMPLATE.replace("HEAD", json.dumps(head.removesuffix(_START), ensure_ascii=False))
 
 

@@ -34,7 +34,6 @@ from chorale.errors import ContextLengthError, RequestError
 from chorale.harmony.messages import (
     FUNCTIONS,
     Channel,
-    Conversation,
     DeveloperContent,
     Message,
     ReasoningEffort,
@@ -241,8 +240,7 @@ def encode(
     def render(kept: Sequence[Group]) -> list[int]:
         messages = (*head, *(message for group in kept for message in group))
         with at("input"):
-            talk = Conversation(messages)
-            return render_conversation(talk, vocab, drop_analysis=drop_analysis, most=_MOST)
+            return render_conversation(messages, vocab, drop_analysis=drop_analysis, most=_MOST)
 
     try:
         prompt = render(groups)
