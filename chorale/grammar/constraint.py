@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote, unquote
 
-from chorale.errors import RequestError
+from chorale.errors import unsupported
 
 MAX_BYTES = 64 * 1024  # one schema, pattern or grammar, as text
 MAX_DEPTH = 120  # levels of JSON; the compiler reads 127, and an optional object takes four
@@ -73,12 +73,12 @@ class Constraint:
 def json_schema(schema: Mapping[str, Any], param: str) -> Constraint:
     """Return a constraint to JSON that is valid under ``schema``. Raises ``RequestError``."""
     if _depth(schema, MAX_DEPTH + 1) > MAX_DEPTH:
-        raise _refusal(f"the schema is nested deeper than {MAX_DEPTH} levels", param)
+        raise unsupported(param, f"the schema is nested deeper than {MAX_DEPTH} levels")
     body = json.dumps(_addressed(_in_known_dialect(schema)), ensure_ascii=False, separators=(",", ":"))
     check_size(body, param)
     _check_numbers(schema, param)
     if not _has_finite_value(schema, body):
-        raise _refusal("nothing satisfies it: the schema requires itself in every value", param)
+        raise unsupported(param, "nothing satisfies it: the schema requires itself in every value")
     return Constraint("json", body, param)
 
 
@@ -93,7 +93,7 @@ def regex(pattern: str, param: str) -> Constraint:
     if body.endswith("$") and not body.endswith("\\$"):
         body = body[:-1]
     if not body:
-        raise _refusal("the pattern is empty", param)
+        raise unsupported(param, "the pattern is empty")
     # Escape slashes that are not escaped yet, as they end a Lark regex, and line breaks.
     body = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", body, flags=re.DOTALL)
     body = body.replace("\\\n", "\\n").replace("\n", "\\n").replace("\r", "\\r")
@@ -103,7 +103,7 @@ def regex(pattern: str, param: str) -> Constraint:
 def choice(texts: Sequence[str], param: str) -> Constraint:
     """Return a constraint to exactly one of ``texts``. Raises ``RequestError``."""
     if not texts or not all(texts):
-        raise _refusal("the choices must be non-empty strings", param)
+        raise unsupported(param, "the choices must be non-empty strings")
     return _lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts), param)
 
 
@@ -113,9 +113,9 @@ def lark(grammar: str, param: str) -> Constraint:
     Raises ``RequestError``.
     """
     if "<" in _LARK_TEXT.sub("", grammar):
-        raise _refusal("special tokens (<...>) are not allowed in a grammar", param)
+        raise unsupported(param, "special tokens (<...>) are not allowed in a grammar")
     if "%json" in grammar and any(float(number) <= LEAST for number in _NEGATIVE.findall(grammar)):
-        raise _refusal("numbers must be greater than -2^63", param)
+        raise unsupported(param, "numbers must be greater than -2^63")
     return _lark(grammar, param)
 
 
@@ -127,18 +127,14 @@ def _lark(body: str, param: str) -> Constraint:
 # --------------------------------------------------------------------------- checks
 
 
-def _refusal(message: str, param: str) -> RequestError:
-    return RequestError(f"{param}: {message}", param=param, code="unsupported_value")
-
-
 def check_size(body: str, param: str) -> None:
     """Raises ``RequestError`` if the text is too long to compile or not valid Unicode."""
     try:
         is_too_long = len(body) > MAX_BYTES or len(body.encode()) > MAX_BYTES
     except UnicodeEncodeError:
-        raise _refusal("contains a lone surrogate", param) from None
+        raise unsupported(param, "contains a lone surrogate") from None
     if is_too_long:
-        raise _refusal(f"longer than {MAX_BYTES} bytes", param)
+        raise unsupported(param, f"longer than {MAX_BYTES} bytes")
 
 
 def _in_known_dialect(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -245,7 +241,7 @@ def _first_items(schema: Mapping[str, Any]) -> list[Any]:
 def _check_numbers(value: Any, param: str) -> None:
     """Refuse numbers that end the process, and a ``multipleOf`` whose automaton would take seconds."""
     if isinstance(value, int | float) and value <= LEAST:
-        raise _refusal("numbers must be greater than -2^63", param)
+        raise unsupported(param, "numbers must be greater than -2^63")
     if isinstance(value, Mapping):
         factor = value.get("multipleOf")
         if isinstance(factor, int | float) and not isinstance(factor, bool):
@@ -258,6 +254,6 @@ def _check_numbers(value: Any, param: str) -> None:
 def _check_factor(factor: float, param: str) -> None:
     digits = str(factor).partition("e")[0].replace(".", "").lstrip("0")  # 0.25 counts as 25
     if "e" in str(factor) or len(digits) > 5 or int(digits or "0") > MAX_MULTIPLE:
-        raise _refusal(
-            f"multipleOf {factor} is not supported: its digits may be at most {MAX_MULTIPLE}", param
+        raise unsupported(
+            param, f"multipleOf {factor} is not supported: its digits may be at most {MAX_MULTIPLE}"
         )
