@@ -169,11 +169,9 @@ _CHAIN = (
 )
 
 
-def read_chain(
-    db: Database, response_id: str, owner: bytes, oldest: float, max_bytes: int
-) -> list[StoredItem]:
+def read_chain(db: Database, response_id: str, owner: bytes, oldest: float) -> list[StoredItem]:
     """Implements ``ResponseStore.chain``, including the conversation that the oldest response continued."""
-    values = (response_id, owner, oldest, owner, oldest, *(MAX_CHAIN, max_bytes) * 2)
+    values = (response_id, owner, oldest, owner, oldest, *(MAX_CHAIN, MAX_CHAIN_BYTES) * 2)
     rows = db.execute(_CHAIN, values).fetchall()
     if not rows:
         raise not_found(response_id)

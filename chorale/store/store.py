@@ -48,7 +48,6 @@ from chorale.store.protocol import (
     without_output,
 )
 from chorale.store.responses import (
-    MAX_CHAIN_BYTES,
     delete_response,
     find_item,
     find_response,
@@ -163,7 +162,7 @@ class ResponseStore(Rows):
         """
         if not RESPONSE_ID.fullmatch(response_id):
             raise not_found(response_id)
-        return read_chain(db, response_id, owner, self._access.oldest(), MAX_CHAIN_BYTES)
+        return read_chain(db, response_id, owner, self._access.oldest())
 
     @reads
     def items(self, db: Database, item_ids: list[str], owner: bytes) -> dict[str, StoredItem]:

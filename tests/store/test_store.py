@@ -20,7 +20,7 @@ from chorale.api.responses.background.recovery import recovery
 from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError, ContextLengthError
 from chorale.ids import new_id
-from chorale.store import store as store_module
+from chorale.store import responses
 from chorale.store.access import EVICT_ROWS
 from chorale.store.database.schema import VERSION
 from chorale.store.database.sql import Database
@@ -151,7 +151,7 @@ async def test_branches_share_their_history_and_stay_independent(path: str) -> N
 
 
 async def test_a_chain_larger_than_any_context_window_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "MAX_CHAIN_BYTES", 40_000)
+    monkeypatch.setattr(responses, "MAX_CHAIN_BYTES", 40_000)
 
     store = SqliteStore()
     tip: StoredResponse | None = None

@@ -16,7 +16,7 @@ from typing import Any
 
 from chorale.errors import ConfigError, install_hint
 from chorale.store.database.connection_thread import LOCK_SECONDS
-from chorale.store.database.schema import TRIGGERS, create
+from chorale.store.database.schema import create
 from chorale.store.protocol import StoreError
 
 _LOCK = 0x63686F72616C65  # key of the writers' advisory lock: "chorale" in ASCII
@@ -164,11 +164,7 @@ def _create(database: PostgresDatabase) -> None:
     database.execute("CREATE SCHEMA IF NOT EXISTS chorale")
     database.execute("SET LOCAL search_path TO chorale")
     try:
-        if create(database, _TYPES, ""):
-            for number, ((event, table), statements) in enumerate(TRIGGERS.items()):
-                database.execute(
-                    _TRIGGER.format(name=f"{table}_{number}", event=event, table=table, statements=statements)
-                )
+        create(database, _TYPES, _TRIGGER)
     except ConfigError:
         database.rollback()
         database.close()

@@ -88,7 +88,7 @@ _COUNTED = {
     "DELETE": "UPDATE totals SET num_{table} = num_{table} - 1, num_bytes = num_bytes - OLD.num_bytes;",
     "UPDATE OF num_bytes": "UPDATE totals SET num_bytes = num_bytes + NEW.num_bytes - OLD.num_bytes;",
 }
-TRIGGERS = {
+_TRIGGERS = {
     (event, table): statement.format(table=table)
     for table in ("responses", "conversations")
     for event, statement in _COUNTED.items()
@@ -120,22 +120,25 @@ _INDEXES = (
 )
 
 
-def create(db: Database, types: Mapping[str, str], suffix: str) -> bool:
-    """Creates the tables in the caller's transaction, unless they exist. Returns whether they are new.
+def create(db: Database, types: Mapping[str, str], trigger: str, suffix: str = "") -> None:
+    """Creates the tables and their triggers in the caller's transaction, unless they exist.
 
-    The caller then adds the triggers. ``types``: the database's names of column types. ``suffix``: end of the
-    statements of tables with PRIMARY KEY clauses. Raises ``ConfigError`` if the tables have another format.
+    ``types``: the database's names of column types. ``trigger``: its statement for a trigger. ``suffix``: end
+    of the statements of tables with PRIMARY KEY clauses. Raises ``ConfigError`` if the tables have another
+    format.
     """
     if db.has_tables():
         check_format(db.execute("SELECT version FROM schema_version").fetchone()[0])
-        return False
+        return
     for table, columns in TABLES.items():
         db.execute(f"CREATE TABLE {table} ({_columns(columns, types)}){_suffix(columns, suffix)}")
     for index in _INDEXES:
         db.execute(f"CREATE {index}")
     db.execute("INSERT INTO totals VALUES (0, 0, 0)")
     db.execute("INSERT INTO schema_version VALUES (?)", (VERSION,))
-    return True
+    for number, ((event, table), statements) in enumerate(_TRIGGERS.items()):
+        name = f"{table}_{number}"
+        db.execute(trigger.format(name=name, event=event, table=table, statements=statements))
 
 
 def check_format(found: int, name: str = "the response store") -> None:

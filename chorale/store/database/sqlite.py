@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 
 from chorale.store.database.connection_thread import LOCK_SECONDS
-from chorale.store.database.schema import TRIGGERS, create
+from chorale.store.database.schema import create
 from chorale.store.protocol import NoSpaceError, StoreError
 
 logger = logging.getLogger(__name__)
 
 _TYPES = {"SERIAL": "INTEGER PRIMARY KEY", "INT": "INTEGER", "FLOAT": "REAL", "BYTES": "BLOB"}
+_TRIGGER = "CREATE TRIGGER {name} AFTER {event} ON {table} BEGIN {statements} END"
 MEMORY = ":memory:"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 # Larger files are not checked at start: checking 128 MiB takes 0.2 s. Damage in a larger file is found when
@@ -82,15 +83,11 @@ def _set_up(connection: SqliteDatabase, path: str, creating: bool) -> None:
 
 def _create(connection: SqliteDatabase) -> None:
     if connection.has_tables():  # does not write: the disk may be full
-        create(connection, _TYPES, "")
+        create(connection, _TYPES, _TRIGGER)
         return
     connection.begin(writes=True, seconds=LOCK_SECONDS)
     try:
-        if create(connection, _TYPES, " WITHOUT ROWID"):  # another process may have been first
-            for number, ((event, table), statements) in enumerate(TRIGGERS.items()):
-                connection.execute(
-                    f"CREATE TRIGGER {table}_{number} AFTER {event} ON {table} BEGIN {statements} END"
-                )
+        create(connection, _TYPES, _TRIGGER, " WITHOUT ROWID")  # unless another process was first
         connection.commit()
     except BaseException:
         connection.rollback()
