@@ -98,23 +98,6 @@ def test_random_control_token_streams(vocab: Vocabulary, part: int) -> None:
         assert sum(e.num_tokens for e in events if isinstance(e, ContentDelta)) <= num_text
 
 
-def test_events_do_not_depend_on_how_tokens_arrive(vocab: Vocabulary) -> None:
-    rng = random.Random(5)
-    phrases = [vocab.encode(phrase) for phrase in PHRASES]
-    for _ in range(3000):
-        ids = random_stream(rng, phrases)
-        whole = Parser(vocab, tool_names=TOOLS)
-        expected = [*whole.feed_all(ids), *whole.finish()]
-        cut = Parser(vocab, tool_names=TOOLS)
-        events: list[HarmonyEvent] = []
-        rest = ids
-        while rest:
-            size = rng.randint(1, 64)
-            events += cut.feed_all(rest[:size]) if size > 1 else cut.feed(rest[0])
-            rest = rest[size:]
-        assert [*events, *cut.finish()] == expected
-
-
 def test_content_equals_the_decoded_tokens(vocab: Vocabulary) -> None:
     """Any ordinary ids, also broken UTF-8: deltas add up to the text, counts to the tokens."""
     rng = random.Random(6)

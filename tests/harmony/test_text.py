@@ -51,22 +51,6 @@ def test_stop_strings(stops: list[str], text: str, shown: str, matched: str | No
 
 @given(
     st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4),
-    st.lists(st.text("ab\nc", max_size=5), max_size=12),
-    st.booleans(),
-)
-def test_stop_strings_do_not_depend_on_the_cuts(stops: list[str], pieces: list[str], include: bool) -> None:
-    text = "".join(pieces)
-    assert run(stops, pieces, include) == run(stops, [text], include)
-    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
-    shown, matched = run(stops, pieces, include)
-    assert (matched is not None) == bool(ends)
-    if matched is not None:
-        assert text.startswith(shown + ("" if include else matched))
-        assert len(shown) + (0 if include else len(matched)) == min(ends)
-
-
-@given(
-    st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4),
     st.lists(st.text("ab\nc", max_size=5), max_size=6),
     st.lists(st.text("ab\nc", max_size=5), max_size=6),
     st.booleans(),

@@ -71,16 +71,6 @@ def test_four_ranks_give_the_bits_of_one(folder: Path, comparison: Comparison) -
     assert (comparison.seen["compared"], comparison.seen["different"]) == (12, 0)
 
 
-@pytest.mark.slow  # the test before has four ranks of a smaller model
-def test_two_ranks_of_the_demo_give_the_bits_of_one() -> None:
-    made = Comparison(make_requests(2, 3), time.monotonic() + 600)
-    with LLM("demo", **USUAL, enable_prefix_caching=False) as llm:
-        made.run_alone(llm)
-    with LLM("demo", **USUAL, tensor_parallel_size=2) as llm:
-        made.run_mixes(llm, "2 ranks", 4, 1)
-    assert (made.seen["compared"], made.seen["different"]) == (4, 0)
-
-
 def test_the_comparison_finds_a_difference(folder: Path, comparison: Comparison) -> None:
     """Of one bit of one log-probability."""
     tokens, scores = comparison.alone[0]

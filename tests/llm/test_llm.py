@@ -484,6 +484,15 @@ def test_chat_without_max_tokens_runs_to_the_context_length(llm: LLM) -> None:
         ({"bad_words": ["word", ""]}, ValueError, "bad_words"),
         ({"stop_token_ids": 5}, TypeError, "stop_token_ids"),
         ({"allowed_token_ids": "5"}, TypeError, "allowed_token_ids"),
+        ({"logprobs": -1}, ValueError, "logprob_token_ids"),
+        ({"prompt_logprobs": -1}, ValueError, "prompt_logprobs"),
+        ({"logprob_token_ids": list(range(129))}, ValueError, "128"),
+        ({"logprob_token_ids": [1, 2], "logprobs": 3}, ValueError, "logprobs"),
+        ({"stream_interval": 0}, ValueError, "stream_interval"),
+        ({"prompt_logprob_token_ids": [[1]]}, ValueError, "prompt_logprob_token_ids"),
+        ({"prompt_logprob_start": 2}, ValueError, "prompt_logprob_start"),
+        ({"thinking_token_budget": 5}, ValueError, "thinking_token_budget"),
+        ({"extra_args": {"a": 1}}, ValueError, "extra_args"),
     ],
 )
 def test_a_bad_sampling_parameter_is_named(given: dict[str, Any], error: type[Exception], word: str) -> None:
@@ -508,6 +517,7 @@ def test_sampling_params_compare_and_print_by_value() -> None:
         ("stop_token_ids", [201088]),
         ("stop_token_ids", [1.5]),
         ("allowed_token_ids", [-1]),
+        ("logprob_token_ids", [201088]),
         ("allowed_token_ids", []),
         ("logit_bias", {10**7: 1.0}),
         ("logit_bias", {"5": 1.0}),

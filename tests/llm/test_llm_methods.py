@@ -197,38 +197,6 @@ def test_a_prompt_that_skips_the_cache_is_computed_and_cached(llm: LLM) -> None:
     assert tokens([again]) == tokens([usual])
 
 
-@pytest.mark.parametrize(
-    ("given", "word"),
-    [
-        ({"logprobs": -1}, "logprob_token_ids"),
-        ({"prompt_logprobs": -1}, "prompt_logprobs"),
-        ({"logprob_token_ids": list(range(129))}, "128"),
-        ({"logprob_token_ids": [1, 2], "logprobs": 3}, "logprobs"),
-        ({"stream_interval": 0}, "stream_interval"),
-        *[
-            ({name: value}, name)
-            for name, value in {
-                "prompt_logprob_token_ids": [[1]],
-                "prompt_logprob_start": 2,
-                "repetition_detection": {"max_pattern_size": 3, "min_count": 2},
-                "trace_decode_token_ids": [1],
-                "thinking_token_budget": 5,
-                "watermarking": True,
-                "extra_args": {"a": 1},
-            }.items()
-        ],
-    ],
-)
-def test_what_is_refused_is_named(given: dict[str, Any], word: str) -> None:
-    with pytest.raises(ValueError, match=word):
-        SamplingParams(**given)
-
-
-def test_a_named_token_outside_the_vocabulary_is_an_error(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="logprob_token_ids"):
-        llm.generate("Hello", SamplingParams(logprob_token_ids=[llm.info.vocab_size]))
-
-
 def test_parameters_can_be_assigned_and_are_checked() -> None:
     params = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, stream_interval=2, skip_clone=True)
     copy = params.clone()

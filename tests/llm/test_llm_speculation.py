@@ -46,26 +46,6 @@ def test_drafts_give_the_same_output_in_fewer_steps(checkpoint: Path) -> None:
     assert fewer < steps
 
 
-def test_zero_draft_tokens_for_a_batch_size_turn_drafts_off(checkpoint: Path) -> None:
-    config = {"method": "suffix", "num_speculative_tokens_per_batch_size": [[1, 4, 0]]}
-    _, _, accepted = run(checkpoint, speculative_config=config)
-    assert accepted == 0
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"method": "ngrm"}, "did you mean ngram"),
-        ({"method": "ngram", "num_speculative_tokns": 3}, "did you mean num_speculative_tokens"),
-        ("ngram", "JSON object"),
-        ({"method": "ngram", "draft_tensor_parallel_size": 2}, "whole head"),
-    ],
-)
-def test_a_bad_config_is_an_error_before_weights_are_loaded(config: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        LLM("demo", **ENGINE, speculative_config=config)
-
-
 def test_synthetic_acceptance_is_labelled(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is for measurements: drafts of a random head are accepted as often as the profile says."""
     config = {"method": "synthetic", "acceptance": [0.9, 0.8]}
@@ -76,7 +56,9 @@ def test_synthetic_acceptance_is_labelled(checkpoint: Path, caplog: pytest.LogCa
     assert steps > 0
 
 
-def test_a_key_without_effect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_without_effect_is_logged_and_a_bad_config_is_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     config = {"method": "ngram", "quantization": "fp8", "draft_tensor_parallel_size": 2}
     with caplog.at_level(logging.WARNING), pytest.raises(ConfigError, match="whole head"):
         LLM("demo", **ENGINE, speculative_config=config)

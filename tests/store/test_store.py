@@ -256,23 +256,6 @@ async def test_a_file_can_be_reopened_and_shared_by_two_stores(tmp_path: Path) -
     assert (Path(file).stat().st_mode & 0o777) == 0o600
 
 
-async def test_many_concurrent_operations_are_consistent(path: str) -> None:
-    store = opened(path)
-    responses = [make(text=str(i)) for i in range(300)]
-
-    async def use(response: StoredResponse) -> None:
-        await store.put(response)
-        assert await store.get(response.id, b"") == response
-        if response.body["id"][-1] in "02468ace":
-            assert await store.delete(response.id, b"")
-            assert await store.get(response.id, b"") is None
-
-    await asyncio.gather(*map(use, responses))
-    left = sum(r.id[-1] not in "02468ace" for r in responses)
-    assert (await store.stats()).num_responses == left
-    await store.close()
-
-
 async def test_one_faulty_put_does_not_fail_others(path: str) -> None:
     store = opened(path)
     good, twice = make(), make()
