@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -24,6 +24,7 @@ from chorale.store.protocol import StoreError
 logger = logging.getLogger(__name__)
 
 _GROUP = 256  # most records per write
+_READ_RECORDS = 64  # records per query
 _RETRY_SECONDS = 1.0
 
 Stopped = Literal["", "cancelling", "expired", "lost", "leaving"]
@@ -153,22 +154,14 @@ class LineWork:
 
         If reading the input fails, the lines in flight are finished before the error is raised.
         """
-        tasks: set[asyncio.Task[None]] = set()
         fault: Exception | None = None
-        try:
+        async with asyncio.TaskGroup() as tasks:
             try:
                 async with contextlib.aclosing(self._lines(done)) as lines:
                     async for sent, line in lines:
-                        task = asyncio.create_task(self._execute(sent, line))
-                        tasks.add(task)
-                        task.add_done_callback(tasks.discard)
+                        tasks.create_task(self._execute(sent, line))
             except Exception as error:
                 fault = error
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
         if fault is not None:
             raise fault
 
@@ -226,6 +219,13 @@ def packed(number: int, record: Record) -> Result:
     return Result(number, record.ok, zlib.compress(record.encode(), 1), tokens)
 
 
-def unpacked(rows: list[tuple[int, bytes]]) -> bytes:
-    """Returns stored records as JSON lines."""
+async def stored(rows: Batches, batch_id: str, completed: bool | None) -> AsyncIterator[bytes]:
+    """Yields stored records as JSON lines, in line order. ``completed`` None: all records."""
+    after = 0
+    while found := await rows.results(batch_id, completed, after, _READ_RECORDS):
+        after = found[-1][0]
+        yield await asyncio.to_thread(_unpacked, found)
+
+
+def _unpacked(rows: list[tuple[int, bytes]]) -> bytes:
     return b"".join(zlib.decompress(data) + b"\n" for _, data in rows)

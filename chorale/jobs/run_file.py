@@ -24,7 +24,7 @@ from chorale.jobs.contents import read_file
 from chorale.jobs.execute import PATIENT, LineRetries, Sender
 from chorale.jobs.input import Inspection
 from chorale.jobs.line import ENDPOINTS, MAX_LINE_BYTES, Record, refused
-from chorale.jobs.lines import InputLine, LineWork, Sending, packed, unpacked
+from chorale.jobs.lines import InputLine, LineWork, Sending, packed, stored
 from chorale.jobs.slots import MAX_LINES_BYTES, Slots
 from chorale.store.batch_rows import BatchNotFoundError, Result, StoredBatch
 from chorale.store.files import StoredFile, new_file_id
@@ -33,7 +33,6 @@ from chorale.store.store import SqliteStore
 
 BATCH_ID = f"batch_{0:032x}"  # id of the only batch in a private store
 _OWNER, _MODEL = b"", ""
-_READ_RECORDS = 64  # records per query
 _SQLITE_HEADER = b"SQLite format 3\0"
 
 
@@ -185,10 +184,8 @@ class Journal:
         return found
 
     async def _write(self, write: Callable[[bytes], object], completed: bool | None) -> None:
-        after = 0
-        while rows := await self._rows.results(BATCH_ID, completed, after, _READ_RECORDS):
-            after = rows[-1][0]
-            write(unpacked(rows))
+        async for records in stored(self._rows, BATCH_ID, completed):
+            write(records)
 
     def close(self, *, remove: bool = False) -> None:
         """Closes the journal, so that another run can continue, or deletes it if ``remove``."""

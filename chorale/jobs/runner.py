@@ -88,26 +88,20 @@ class BatchRunner(Works[BatchWork]):
         rows, model = self._store.batches, self._engine.served_model
         if not await rows.any_waiting(model):
             return False
-        batch_id = await rows.claim(self._server_id, model)
-        batch = None if batch_id is None else await rows.owned(batch_id, self._server_id)
-        if batch is None:
-            return False
-        if self.closing:  # set during the claim; ``close`` puts the batch back
+        batch = await rows.claim(self._server_id, model)
+        if batch is None or self.closing:  # set during the claim; ``close`` puts the batch back
             return False
         work = BatchWork(
             batch,
             self._store,
             self._contents,
             self._server_id,
-            sending=self._sending(batch.owner),
+            sending=Sending(self._sender(batch.owner), self._slots, _RETRIES, self._ready),
             limits=self._limits,
             counted=self._counted,
         )
         self._start(batch.id, work, self._run(work))
         return True
-
-    def _sending(self, owner: bytes) -> Sending:
-        return Sending(self._sender(owner), self._slots, _RETRIES, self._ready)
 
     async def _run(self, work: BatchWork) -> None:
         """Runs a batch. An unexpected error fails the batch, which would otherwise never end."""

@@ -19,7 +19,7 @@ from chorale.errors import ChoraleError
 from chorale.jobs.contents import Contents, ContentsError, MissingContentError
 from chorale.jobs.input import Inspection
 from chorale.jobs.line import Fault, Record, parse_line
-from chorale.jobs.lines import LineWork, LostError, Sending, unpacked
+from chorale.jobs.lines import LineWork, LostError, Sending, stored
 from chorale.store.batch_rows import BatchNotFoundError, Result, StoredBatch
 from chorale.store.batches import MAX_ATTEMPTS
 from chorale.store.files import StoredFile, new_file_id
@@ -29,7 +29,6 @@ from chorale.store.store import ResponseStore
 logger = logging.getLogger(__name__)
 
 MAX_FAULTS = 100  # most faults of an input that are listed
-_READ_RECORDS = 64  # records per query
 _FAULT_OF_STATUS = {
     "expired": Fault("batch_expired", "the batch expired before this request was answered"),
     "cancelled": Fault("batch_cancelled", "the batch was cancelled before this request was answered"),
@@ -191,10 +190,8 @@ class BatchWork(LineWork):
         self, completed: bool, done: Set[int] = frozenset(), fault: Fault | None = None
     ) -> AsyncIterator[bytes]:
         """Yields stored records in line order, then a record with ``fault`` for each line without one."""
-        after = 0
-        while rows := await self._rows.results(self.id, completed, after, _READ_RECORDS):
-            after = rows[-1][0]
-            yield await asyncio.to_thread(unpacked, rows)
+        async for records in stored(self._rows, self.id, completed):
+            yield records
         if fault is None:
             return
         async with contextlib.aclosing(self._input()) as input_lines:

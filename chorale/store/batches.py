@@ -116,15 +116,17 @@ class Batches(Rows):
         return db.execute(query, (WAITING, served_model)).fetchone() is not None
 
     @writes
-    def claim(self, db: Database, server_id: str, served_model: str) -> str | None:
-        """Claims the oldest waiting batch of the owners with the fewest running batches. Returns its id."""
+    def claim(self, db: Database, server_id: str, served_model: str) -> StoredBatch | None:
+        """Claims the oldest waiting batch of the owners with the fewest running batches, and returns it."""
         row = db.execute(
             "SELECT id FROM batches WHERE server_id = ? AND served_model = ? ORDER BY"
             " (SELECT COUNT(*) FROM batches AS other WHERE other.owner = batches.owner"
             " AND other.server_id IS NOT NULL AND other.server_id <> ?), seq LIMIT 1",
             (WAITING, served_model, WAITING),
         ).fetchone()
-        return str(row[0]) if row is not None and take(db, "batches", row[0], server_id) else None
+        if row is None or not take(db, "batches", row[0], server_id):
+            return None
+        return to_batch(owned(db, "batches", COLUMNS, row[0], server_id))
 
     @writes
     def delete(self, db: Database, batch_id: str, server_id: str) -> None:
