@@ -136,9 +136,8 @@ class Browser(SystemTool):
 
     def _target(self, arguments: Arguments) -> Link:
         """Returns the target of ``open``: an address, a link on a page, or a shown page (scrolling)."""
-        where = arguments.raw("id", -1)
-        if isinstance(where, str) and not where.lstrip("-").isdigit():
-            return Link(str(parse_url(where)))
+        if (address := _address(arguments)) is not None:
+            return Link(str(parse_url(address)))
         cursor = arguments.number("cursor", -1)
         number = arguments.number("id", -1)
         entry = self.history.entry(cursor)
@@ -151,13 +150,13 @@ class Browser(SystemTool):
         return entry.page.links[number]
 
     async def _open(self, target: Link, arguments: Arguments) -> str:
-        scroll = arguments.number("id", -1) < 0 if not _is_address(arguments) else False
+        is_address = _address(arguments) is not None
         if arguments.flag("view_source"):
             page = await self._source(target.url)
-        elif scroll:
-            page = await self._page_at(arguments.number("cursor", -1))
+        elif is_address or arguments.number("id", -1) >= 0:
+            page = await self._load(target.url, fresh=is_address)
         else:
-            page = await self._load(target.url, fresh=_is_address(arguments))
+            page = await self._page_at(arguments.number("cursor", -1))
         loc = arguments.number("loc", -1)
         start = loc if loc >= 0 else (target.loc or 0)
         return self._show(page, start, arguments.number("num_lines", -1))
@@ -233,9 +232,9 @@ def results_page(query: str, hits: list[Hit]) -> Page:
     return Page("", escape(query), "\n".join(lines), "search", links)
 
 
-def _is_address(arguments: Arguments) -> bool:
+def _address(arguments: Arguments) -> str | None:
     where = arguments.raw("id", -1)
-    return isinstance(where, str) and not where.lstrip("-").isdigit()
+    return where if isinstance(where, str) and not where.lstrip("-").isdigit() else None
 
 
 def _empty_action(verb: str) -> BrowserAction:
