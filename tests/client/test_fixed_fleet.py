@@ -24,8 +24,16 @@ from chorale.errors import (
     RequestError,
 )
 from tests.support.serve.fake_engine import Behaviour
-from tests.support.serve.harness import collect, expected, request, run, until
-from tests.support.serve.replica_rig import ReplicaRig, members_of, replica_rig
+from tests.support.serve.harness import (
+    ReplicaRig,
+    collect,
+    expected,
+    replica_rig,
+    request,
+    run,
+    started,
+    until,
+)
 
 LONG = list(range(1, 16 * SLICE * 3))  # several slices of hashing
 
@@ -64,7 +72,7 @@ async def test_a_conversation_stays_on_its_engine_and_its_hits_are_as_expected()
             assert all(cached > 0 for _, cached, _ in found[1:]), found
 
 
-def test_concurrent_conversations_have_as_many_cache_hits_as_on_one_engine() -> None:
+async def test_concurrent_conversations_have_as_many_cache_hits_as_on_one_engine() -> None:
     """Each asks its next question while the others are being answered."""
 
     async def hits(count: int) -> tuple[int, set[int]]:
@@ -78,12 +86,9 @@ def test_concurrent_conversations_have_as_many_cache_hits_as_on_one_engine() -> 
                 assert len({engine for engine, _, _ in rounds}) == 1
             return stats.prefix_cache_hits, {rounds[0][0] for rounds in found}
 
-    async def scene() -> None:
-        one, two = await hits(1), await hits(2)
-        assert one[0] == two[0] > 0
-        assert (one[1], two[1]) == ({0}, {0, 1})
-
-    run(scene())
+    one, two = await hits(1), await hits(2)
+    assert one[0] == two[0] > 0
+    assert (one[1], two[1]) == ({0}, {0, 1})
 
 
 def test_a_long_prompt_is_hashed_in_slices_and_its_cached_blocks_are_found() -> None:
@@ -137,10 +142,9 @@ async def test_requests_for_a_hot_prefix_use_every_engine() -> None:
 
 async def test_requests_and_prefixes_of_another_process_count_in_the_choice_of_an_engine() -> None:
     async with replica_rig(2, Behaviour(step_seconds=0.01)) as rig:
-        other = FixedFleet(rig.directories, first_slot=1)
-        other.start()
-        followers = [member.follower for member in members_of(other)]
-        try:
+        directories = [each.directory for each in rig.engines]
+        async with started(FixedFleet(directories, first_slot=1)) as other:
+            followers = [member.follower for member in other.members.by_name.values()]
             await until(lambda: all(follower.index for follower in followers), "it follows both engines")
             busy = rig.members[0].remote
             streams = [busy.submit(request(f"r{i}", 50_000)) for i in range(6)]
@@ -164,8 +168,6 @@ async def test_requests_and_prefixes_of_another_process_count_in_the_choice_of_a
             stream = other.submit(request("b", 3, prompt=[3] * 500))
             chunks = [chunk async for part in stream for chunk in part]
             assert (stream.engine, chunks[0].num_cached_tokens) == (engine, 496)
-        finally:
-            await other.close()
 
 
 async def test_the_index_of_a_restarted_engine_is_empty() -> None:
@@ -174,7 +176,7 @@ async def test_the_index_of_a_restarted_engine_is_empty() -> None:
         follower = rig.members[engine].follower
         assert follower.index is not None
         assert follower.index.full
-        rig.kill(engine)
+        rig.engines[engine].kill()
         await until(lambda: follower.index is None, "the index is dropped")
         await rig.ready()
         assert not follower.index.full
@@ -189,7 +191,7 @@ async def test_without_any_engine_new_requests_are_refused_and_those_in_flight_w
         reads = [asyncio.ensure_future(collect(client.submit(each))) for each in asked]
         await until(lambda: client.stats.generation_tokens > 40, "all run")
         for index in range(2):
-            rig.kill(index)
+            rig.engines[index].kill()
         await until(lambda: client.status.state in ("dead", "loading"), "no engine is up")
         with pytest.raises((EngineDeadError, EngineLoadingError)) as refused:
             client.submit(request("none"))
@@ -219,7 +221,7 @@ async def test_the_queue_limit_counts_all_engines_and_reservations_admit_all_or_
         assert client.num_in_flight == 6
         await asyncio.gather(*(stream.aclose() for stream in streams))
         assert [len(answer[0][0]) for answer in await asyncio.gather(*map(collect, reserved))] == [3, 3]
-        rig.kill(0)
+        rig.engines[0].kill()
         await until(lambda: client.engines[0].status.state != "ready", "one engine is gone")
         rest = [client.submit(request(f"s{i}", 50_000)) for i in range(4)]
         with pytest.raises(QueueFullError):  # room for 2 + 2 without the engine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 
 import pytest
@@ -19,7 +18,7 @@ from chorale.errors import (
 )
 from chorale.serve.watch import WatchLimits
 from tests.support.serve.fake_engine import LIMITS, Behaviour
-from tests.support.serve.harness import collect, expected, request, rig, run, until
+from tests.support.serve.harness import collect, expected, request, rig, run, started, until
 
 SOON = 20.0  # seconds: a tenth of the time that the requests would take, and enough on two busy cores
 
@@ -35,7 +34,7 @@ def test_tokens_of_concurrent_requests_arrive_in_order() -> None:
             for a, answer in zip(asked, answers, strict=True):
                 assert answer == {i: (expected(a, i), "length") for i in range(a.sampling.n)}
             assert r.client.num_in_flight == 0
-            await r.engine_is_empty()
+            await r.is_empty()
 
     run(scene(), "uvloop")
 
@@ -49,7 +48,7 @@ async def test_abort_ends_the_stream_and_frees_the_engine() -> None:
         answer = await collect(stream)
         assert [reason for _, reason in answer.values()] == ["abort", "abort"]
         assert r.client.num_in_flight == 0
-        assert await r.engine_is_empty() < SOON
+        assert await r.is_empty() < SOON
         # The id may be used again, and old chunks do not reach the new stream.
         again = request("r", 10)
         assert await collect(r.client.submit(again)) == {0: (expected(again), "length")}
@@ -66,7 +65,7 @@ async def test_a_dropped_choice_stops_in_the_engine_and_the_others_continue() ->
         answer = await collect(stream)
         assert {i: answer[i][1] for i in (0, 2)} == {0: "length", 2: "length"}
         assert answer[0][0] == expected(asked, 0)[-len(answer[0][0]) :]
-        assert await r.engine_is_empty() < SOON
+        assert await r.is_empty() < SOON
         assert r.client.stats.kv_blocks_used == 0
 
 
@@ -109,7 +108,7 @@ async def test_the_request_of_a_reader_that_does_not_read_is_aborted() -> None:
         quick = asyncio.ensure_future(collect(r.client.submit(request("quick", 400))))
         await until(lambda: r.client.num_in_flight == 1 or quick.done(), "one of them ends")
         assert len((await quick)[0][0]) == 400
-        await r.engine_is_empty()
+        await r.is_empty()
         assert slow.num_pending_tokens > 50
         with pytest.raises(RequestTimeoutError) as dropped:
             await collect(slow)
@@ -122,7 +121,7 @@ def test_kill_9_of_the_engine_fails_streams_at_once_and_service_returns() -> Non
             streams = [r.client.submit(request(f"r{i}", 50_000)) for i in range(50)]
             await asyncio.gather(*(anext(s) for s in streams))
             first = r.client.info.engine_id
-            os.kill(r.engine_pid, signal.SIGKILL)
+            r.kill()
             results = await asyncio.gather(*(collect(s) for s in streams), return_exceptions=True)
             assert all(isinstance(e, EngineDeadError) for e in results)
             assert len({id(e) for e in results}) == 50  # tracebacks are not shared
@@ -157,63 +156,51 @@ async def test_a_step_that_raises_fails_all_requests_and_the_engine_is_replaced(
 
 
 async def test_closing_the_client_aborts_its_requests() -> None:
-    async with rig(Behaviour(step_seconds=0.002)) as r:
-        observer = RemoteClient(r.directory)
-        observer.start()
-        try:
-            stream = r.client.submit(request("r", 50_000))
-            await anext(stream)
-            await until(lambda: observer.stats.num_running == 1, "the other client sees it run")
-            await r.client.close()
-            await r.client.close()
-            with pytest.raises(EngineDeadError):
-                await collect(stream)
-            assert await until(lambda: observer.stats.num_running == 0, "it is aborted") < SOON
-        finally:
-            await observer.close()
+    async with rig(Behaviour(step_seconds=0.002)) as r, started(RemoteClient(r.directory)) as observer:
+        stream = r.client.submit(request("r", 50_000))
+        await anext(stream)
+        await until(lambda: observer.stats.num_running == 1, "the other client sees it run")
+        await r.client.close()
+        await r.client.close()
+        with pytest.raises(EngineDeadError):
+            await collect(stream)
+        assert await until(lambda: observer.stats.num_running == 0, "it is aborted") < SOON
 
 
 async def test_two_clients_do_not_see_each_others_tokens() -> None:
-    async with rig(Behaviour(step_seconds=0.002)) as r:
-        other = RemoteClient(r.directory)
-        other.start()
-        try:
-            await until(lambda: other.status.state == "ready", "the second client is ready")
-            mine, theirs = request("a", 300), request("b", 300, seed=8)
-            same = request("a", 10)  # refused, because the other client uses this id
-            stream = r.client.submit(mine)
-            await until(lambda: stream.num_pending_tokens > 0, "the first client's request runs")
-            answers = await asyncio.gather(
-                collect(stream), collect(other.submit(theirs)), collect(other.submit(same))
-            )
-            assert answers[0] == {0: (expected(mine), "length")}
-            assert answers[1] == {0: (expected(theirs), "length")}
-            assert answers[2][0][1] == "error"
-        finally:
-            await other.close()
+    async with rig(Behaviour(step_seconds=0.002)) as r, started(RemoteClient(r.directory)) as other:
+        await until(lambda: other.status.state == "ready", "the second client is ready")
+        mine, theirs = request("a", 300), request("b", 300, seed=8)
+        same = request("a", 10)  # refused, because the other client uses this id
+        stream = r.client.submit(mine)
+        await until(lambda: stream.num_pending_tokens > 0, "the first client's request runs")
+        answers = await asyncio.gather(
+            collect(stream), collect(other.submit(theirs)), collect(other.submit(same))
+        )
+        assert answers[0] == {0: (expected(mine), "length")}
+        assert answers[1] == {0: (expected(theirs), "length")}
+        assert answers[2][0][1] == "error"
 
 
 async def test_two_processes_share_the_capacity_of_the_engine() -> None:
-    queue = ServerConfig(max_queued_requests=2)
-    async with rig(Behaviour(step_seconds=0.005, max_num_seqs=2), queue=queue) as r:
-        half = RemoteClient(r.directory, queue=ServerConfig(max_queued_requests=2, api_server_count=2))
-        half.start()
-        try:
-            await until(lambda: half.status.state == "ready", "the second client is ready")
-            streams = [half.submit(request(f"h{i}", 50_000)) for i in range(2)]
-            with pytest.raises(QueueFullError):
-                half.submit(request("h2"))
-            with pytest.raises(QueueFullError):
-                half.reserve({"h2": 1, "h3": 1})
-            with pytest.raises(RequestError, match="at most 4"):
-                half.reserve({"h2": 3, "h3": 2})
-            await asyncio.gather(*(stream.aclose() for stream in streams))
-            half.reserve({"h2": 2, "h3": 2})
-            streams = [half.submit(request(name, 3, n=2)) for name in ("h2", "h3")]
-            half.release(["h2", "h3"])
-            assert len(await collect(streams[0])) == len(await collect(streams[1])) == 2
-        finally:
-            await half.close()
+    one, two = (ServerConfig(max_queued_requests=2, api_server_count=count) for count in (1, 2))
+    async with (
+        rig(Behaviour(step_seconds=0.005, max_num_seqs=2), queue=one) as r,
+        started(RemoteClient(r.directory, queue=two)) as half,
+    ):
+        await until(lambda: half.status.state == "ready", "the second client is ready")
+        streams = [half.submit(request(f"h{i}", 50_000)) for i in range(2)]
+        with pytest.raises(QueueFullError):
+            half.submit(request("h2"))
+        with pytest.raises(QueueFullError):
+            half.reserve({"h2": 1, "h3": 1})
+        with pytest.raises(RequestError, match="at most 4"):
+            half.reserve({"h2": 3, "h3": 2})
+        await asyncio.gather(*(stream.aclose() for stream in streams))
+        half.reserve({"h2": 2, "h3": 2})
+        streams = [half.submit(request(name, 3, n=2)) for name in ("h2", "h3")]
+        half.release(["h2", "h3"])
+        assert len(await collect(streams[0])) == len(await collect(streams[1])) == 2
 
 
 async def test_a_silent_engine_counts_as_dead_until_it_sends_heartbeats_again() -> None:
@@ -225,16 +212,16 @@ async def test_a_silent_engine_counts_as_dead_until_it_sends_heartbeats_again() 
     async with rig(Behaviour(step_seconds=0.005), client=patient, watch=watch) as r:
         stream = r.client.submit(request("r", 50_000))
         await anext(stream)
-        os.kill(r.engine_pid, signal.SIGSTOP)
+        r.kill(signal.SIGSTOP)
         try:
             with pytest.raises(EngineDeadError, match="silent"):
                 await collect(stream)
             assert r.client.status.state == "dead"
         finally:
-            os.kill(r.engine_pid, signal.SIGCONT)
+            r.kill(signal.SIGCONT)
         await r.ready()
         asked = request("r", 10)  # the same id: the old request ended with its connection
-        await r.engine_is_empty()
+        await r.is_empty()
         assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
         assert r.monitor.num_restarts == 0
 

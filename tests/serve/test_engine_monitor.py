@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import msgspec
 import pytest
 import zmq
 
-from chorale.client.base import EngineInfo, EngineStatus
+from chorale.client.base import EngineInfo
 from chorale.client.wire.messages import Heartbeat, encode, heartbeat_address
 from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import EngineDeadError
@@ -29,12 +30,12 @@ from chorale.serve.bootstrap import (
     loop_factory,
     make_directory,
 )
-from chorale.serve.engine_monitor import EngineMonitor, spawn
+from chorale.serve.engine_monitor import spawn
 from chorale.serve.watch import EnginePulse, RestartPolicy, WatchLimits
 from tests.support import PATIENCE
 from tests.support.processes import is_running
 from tests.support.serve.fake_engine import Behaviour
-from tests.support.serve.harness import collect, expected, request, rig, until
+from tests.support.serve.harness import collect, engines, expected, request, rig, until
 from tests.support.serve.quota import cpu_quota, has_quotas
 
 QUICK = WatchLimits(heartbeat_timeout=1.5, dump_grace=0.05, kill_grace=1.0)
@@ -44,7 +45,7 @@ async def test_a_stopped_engine_is_killed_and_replaced() -> None:
     async with rig(Behaviour(step_seconds=0.002), watch=QUICK) as r:
         stream = r.client.submit(request("r", 50_000))
         await anext(stream)
-        first = r.engine_pid
+        first = r.pid
         os.kill(first, signal.SIGSTOP)
         await until(lambda: not is_running(first), "it is killed")
         with pytest.raises(Exception, match="engine process ended"):
@@ -59,7 +60,7 @@ async def test_a_stopped_engine_is_killed_and_replaced() -> None:
 async def test_an_engine_that_keeps_the_interpreter_lock_is_replaced(manner: str) -> None:
     limits = WatchLimits(heartbeat_timeout=1.0, dump_grace=0.05)
     async with rig(Behaviour(hold=manner), watch=limits) as r:
-        first = r.engine_pid
+        first = r.pid
         stream = r.client.submit(request("r"))
         await until(lambda: not is_running(first), "it is killed", 120)
         with pytest.raises(EngineDeadError):
@@ -74,7 +75,7 @@ async def test_an_engine_with_little_cpu_time_is_not_replaced() -> None:
     limits = WatchLimits(heartbeat_timeout=1.0)
     with cpu_quota(5) as enter:
         async with rig(Behaviour(hold="busy"), watch=limits) as r:
-            enter(r.engine_pid)
+            enter(r.pid)
             asked = request("r", 1)
             began = time.monotonic()
             assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
@@ -84,7 +85,7 @@ async def test_an_engine_with_little_cpu_time_is_not_replaced() -> None:
 
 async def test_the_timeout_doubles_with_each_kill_and_clients_learn_it() -> None:
     async with rig(watch=WatchLimits(heartbeat_timeout=0.5, dump_grace=0.05)) as r:
-        first = r.engine_pid
+        first = r.pid
         assert r.client.silence_limit == 1.0  # clients wait twice as long as the engine's timeout
         os.kill(first, signal.SIGSTOP)
         await until(lambda: r.monitor.pid not in (None, first), "a new process", 120)
@@ -94,7 +95,7 @@ async def test_the_timeout_doubles_with_each_kill_and_clients_learn_it() -> None
 async def test_a_hung_step_is_noticed_although_heartbeats_continue(capfd: pytest.CaptureFixture[str]) -> None:
     limits = WatchLimits(step_timeout=0.5, dump_grace=0.3)
     async with rig(Behaviour(step_seconds=60.0), watch=limits) as r:
-        first = r.engine_pid
+        first = r.pid
         stream = r.client.submit(request("r"))
         await until(lambda: not is_running(first), "it is killed")
         with pytest.raises(Exception, match="engine process ended"):
@@ -108,20 +109,11 @@ async def test_a_hung_step_is_noticed_although_heartbeats_continue(capfd: pytest
 
 async def test_a_process_that_cannot_be_started_counts_as_a_death() -> None:
     """The cause may be temporary, for example too little memory, so the start is repeated."""
-    folder = make_directory()
-    directory = folder.path
-    start = EngineStart(directory=str(directory), config=Behaviour().encode(), parent_pid=os.getpid())
-    told: list[EngineStatus] = []
-    monitor = EngineMonitor(
-        start,
-        command=["/nonexistent/engine"],
-        limits=WatchLimits(backoff=0.01, max_failed_starts=3),
-        on_status=lambda status, _: told.append(status),
-    )
-    assert await monitor.run() == EXIT_FAILED
-    assert [status.state for status in told] == ["dead", "dead", "failed"]
-    assert all("could not be started" in status.message for status in told)
-    folder.remove()
+    limits = WatchLimits(backoff=0.01, max_failed_starts=3)
+    async with engines(command=["/nonexistent/engine"], watch=limits) as [engine]:
+        assert await engine.running == EXIT_FAILED
+        assert [status.state for status, _ in engine.told] == ["dead", "dead", "failed"]
+        assert all("could not be started" in status.message for status, _ in engine.told)
 
 
 # --------------------------------------------------------------------------- decisions
@@ -227,11 +219,11 @@ def test_each_hang_doubles_the_back_off_and_the_timeout() -> None:
     assert deaths.growth(400.0) == 1.0  # old hangs are forgotten
 
 
-PRINT_NAMES = (
+PRINT_ENVIRONMENT = (
     sys.executable,
     "-S",
     "-c",
-    "import os, sys; open(sys.argv[1], 'w').write(' '.join(os.environ))",
+    "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], 'w'))",
 )
 SEARCH_KEYS = {"EXA_API_KEY", "YDC_API_KEY", "BRAVE_API_KEY", "TAVILY_API_KEY", "CHORALE_TOOLS_API_KEY"}
 
@@ -242,48 +234,41 @@ SEARCH_KEYS = {"EXA_API_KEY", "YDC_API_KEY", "BRAVE_API_KEY", "TAVILY_API_KEY", 
 async def test_a_child_inherits_the_environment_without_keys(
     is_engine: bool, hidden: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """No child gets the API keys of clients; only the HTTP processes get those of search services."""
+    """No child gets the API keys of clients; only the HTTP processes get those of search services. An engine
+    gets the variables of its start, which select its devices."""
     for name in ("CHORALE_API_KEY", "VLLM_API_KEY", *SEARCH_KEYS, "ANYTHING_ELSE"):
         monkeypatch.setenv(name, "x")
-    engine = EngineStart(directory="/d", config=EngineConfig(), parent_pid=1)
+    own = {"CUDA_VISIBLE_DEVICES": "GPU-7"}
+    engine = EngineStart(directory="/d", config=EngineConfig(), parent_pid=1, environment=own)
     api = ApiStart(
         directory="/d", server=ServerConfig(), model="m", api_key_hashes=(), socket_fds=(), parent_pid=1
     )
 
-    process = await spawn((*PRINT_NAMES, str(tmp_path / "names")), engine if is_engine else api)
+    process = await spawn((*PRINT_ENVIRONMENT, str(tmp_path / "variables")), engine if is_engine else api)
     assert await process.wait() == 0
-    found = set((tmp_path / "names").read_text().split())
+    found = json.loads((tmp_path / "variables").read_text())
+    assert (found.get("CUDA_VISIBLE_DEVICES") == "GPU-7") == is_engine
     expected = {"ANYTHING_ELSE"} | SEARCH_KEYS - hidden
-    assert found & {"CHORALE_API_KEY", "VLLM_API_KEY", "ANYTHING_ELSE", *SEARCH_KEYS} == expected
+    assert found.keys() & {"CHORALE_API_KEY", "VLLM_API_KEY", "ANYTHING_ELSE", *SEARCH_KEYS} == expected
 
 
 async def test_heartbeats_of_an_earlier_engine_process_are_ignored() -> None:
     """An earlier engine process may still be ending; the new one must not count as ready."""
-    folder = make_directory()
-    told: list[EngineStatus] = []
-    start = EngineStart(directory=str(folder.path), config=EngineConfig(), parent_pid=os.getpid())
-    monitor = EngineMonitor(
-        start,
-        command=(sys.executable, "-S", "-c", "import time; time.sleep(120)"),
-        limits=QUICK,
-        on_status=lambda status, _: told.append(status),
-    )
+    silent = (sys.executable, "-S", "-c", "import time; time.sleep(120)")
     with zmq.Context() as context, context.socket(zmq.PUB) as heartbeats:
         heartbeats.setsockopt(zmq.LINGER, 0)
-        heartbeats.bind(heartbeat_address(folder.path))
-        running = asyncio.ensure_future(monitor.run())
-        await until(lambda: monitor.pid is not None, "it is started")
-        assert monitor.pid is not None
-        former = msgspec.structs.replace(beat(), pid=monitor.pid + 1)
-        own = msgspec.structs.replace(beat("loading"), pid=monitor.pid)
-        while not told:
-            heartbeats.send(encode(former))
-            heartbeats.send(encode(own))
-            await asyncio.sleep(0.02)
-        assert [status.state for status in told] == ["loading"]
-        monitor.stop()
-        assert await running == 0
-    folder.remove()
+        async with engines(command=silent, watch=QUICK) as [engine]:
+            heartbeats.bind(heartbeat_address(engine.directory))
+            await until(lambda: engine.monitor.pid is not None, "it is started")
+            former = msgspec.structs.replace(beat(), pid=engine.pid + 1)
+            own = msgspec.structs.replace(beat("loading"), pid=engine.pid)
+            while not engine.told:
+                heartbeats.send(encode(former))
+                heartbeats.send(encode(own))
+                await asyncio.sleep(0.02)
+            assert [status.state for status, _ in engine.told] == ["loading"]
+            engine.monitor.stop()
+            assert await engine.running == 0
 
 
 def test_the_directory_is_private_and_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

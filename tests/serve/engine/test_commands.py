@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
-import signal
 from typing import Any
 
 import pytest
@@ -17,8 +15,16 @@ from chorale.engine.commands import Command, Outcome
 from chorale.errors import ConflictError, EngineError, EnginePausedError
 from chorale.serve.watch import WatchLimits
 from tests.support.serve.fake_engine import Behaviour
-from tests.support.serve.harness import Rig, collect, expected, request, rig, until
-from tests.support.serve.replica_rig import replica_rig
+from tests.support.serve.harness import (
+    Rig,
+    collect,
+    expected,
+    replica_rig,
+    request,
+    rig,
+    started,
+    until,
+)
 
 RUNS, PAUSED, ASLEEP = (Outcome(*state) for state in ((False, False), (True, False), (True, True)))
 SLOW = Behaviour(step_seconds=0.01, task_seconds=0.0)
@@ -28,7 +34,9 @@ def tell(client: RemoteClient | FixedFleet, action: Any, **fields: Any) -> async
     return asyncio.ensure_future(client.control(Command(action=action, **fields)))
 
 
-async def restarted(r: Rig, killed: int) -> None:
+async def replaced(r: Rig) -> None:
+    """Kills the engine, and waits for its successor."""
+    killed = r.kill()
     await until(lambda: r.monitor.pid not in (None, killed), "a new process")
     await until(lambda: r.client.status.state == "ready" and r.client.info.pid != killed, "it is ready")
 
@@ -69,23 +77,21 @@ async def test_other_pauses_refuse_new_requests_until_the_engine_resumes(mode: s
 
 
 async def test_all_replicas_follow_and_every_client_sees_the_same() -> None:
-    async with replica_rig(2, SLOW) as r:
-        other = FixedFleet(r.directories)
-        other.start()
-        try:
-            await until(lambda: len(other.members.up) == 2, "the other client is connected")
-            for action, state in (("pause", PAUSED), ("resume", RUNS), ("sleep", ASLEEP), ("wake_up", RUNS)):
-                assert await tell(r.client, action) == state
-                assert await tell(other, "state") == state
-                for member in r.members:
-                    assert await tell(member.remote, "state") == state
-        finally:
-            await other.close()
+    async with (
+        replica_rig(2, SLOW) as r,
+        started(FixedFleet([each.directory for each in r.engines])) as other,
+    ):
+        await until(lambda: len(other.members.up) == 2, "the other client is connected")
+        for action, state in (("pause", PAUSED), ("resume", RUNS), ("sleep", ASLEEP), ("wake_up", RUNS)):
+            assert await tell(r.client, action) == state
+            assert await tell(other, "state") == state
+            for member in r.members:
+                assert await tell(member.remote, "state") == state
 
 
 async def test_no_replica_is_told_while_one_is_missing() -> None:
     async with replica_rig(2, SLOW) as r:
-        r.kill(0)
+        r.engines[0].kill()
         await until(lambda: r.members[0].remote.status.state != "ready", "the loss is noticed")
         with pytest.raises(EngineError) as caught:
             await tell(r.client, "pause")
@@ -100,9 +106,7 @@ async def test_a_command_that_is_not_possible_is_a_conflict() -> None:
         with pytest.raises(ConflictError):
             await tell(r.client, "sleep")
         assert await tell(r.client, "state") == RUNS
-        killed = r.engine_pid
-        os.kill(killed, signal.SIGKILL)
-        await restarted(r, killed)
+        await replaced(r)
         assert await tell(r.client, "state") == RUNS
 
 
@@ -110,9 +114,7 @@ async def test_a_command_that_is_not_possible_is_a_conflict() -> None:
 async def test_the_successor_of_a_killed_engine_is_in_the_same_state(action: str) -> None:
     async with rig(SLOW) as r:
         state = await tell(r.client, action, mode="keep")
-        killed = r.engine_pid
-        os.kill(killed, signal.SIGKILL)
-        await restarted(r, killed)
+        await replaced(r)
         assert await tell(r.client, "state") == state
         asked = request("later")
         answer = asyncio.ensure_future(collect(r.client.submit(asked)))
@@ -126,9 +128,7 @@ async def test_a_refused_command_does_not_change_the_state_of_a_successor() -> N
         await tell(r.client, "sleep")
         with pytest.raises(ConflictError):
             await tell(r.client, "resume")
-        killed = r.engine_pid
-        os.kill(killed, signal.SIGKILL)
-        await restarted(r, killed)
+        await replaced(r)
         assert await tell(r.client, "state") == ASLEEP
 
 
@@ -142,9 +142,7 @@ async def test_the_successor_of_an_updated_engine_refuses_requests(way_out: tupl
         for action in UPDATE:
             outcome = await tell(r.client, action)
         assert outcome == Outcome(False, False, weight_version="1")
-        killed = r.engine_pid
-        os.kill(killed, signal.SIGKILL)
-        await restarted(r, killed)
+        await replaced(r)
         assert await tell(r.client, "resume") == RUNS
         with pytest.raises(EnginePausedError):
             await collect(r.client.submit(request("early")))
@@ -161,16 +159,13 @@ async def test_kills_during_commands_leave_a_state_from_which_every_command_work
             action = ("sleep", "wake_up", "pause")[kill % 3]
             if action == "wake_up":
                 await tell(r.client, "sleep")
-            told, killed = tell(r.client, action), r.engine_pid
+            told = tell(r.client, action)
             await asyncio.sleep(draw.uniform(0, 0.05))
-            os.kill(killed, signal.SIGKILL)
+            await replaced(r)
             with contextlib.suppress(EngineError):
                 await told
-            await restarted(r, killed)
             state = await tell(r.client, "state")
-            assert (
-                state in {"sleep": (RUNS, ASLEEP), "wake_up": (RUNS, ASLEEP), "pause": (RUNS, PAUSED)}[action]
-            )
+            assert state in (RUNS, PAUSED if action == "pause" else ASLEEP)
             assert await tell(r.client, "wake_up") == RUNS
             asked = request(f"after-{kill}")
             assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
@@ -180,7 +175,7 @@ async def test_kills_during_commands_leave_a_state_from_which_every_command_work
 async def test_a_long_task_that_is_announced_does_not_look_like_a_hang() -> None:
     watch = WatchLimits(heartbeat_timeout=0.5, step_timeout=0.5)
     async with rig(Behaviour(task_seconds=1.5), watch=watch) as r:
-        engine = r.engine_pid
+        engine = r.pid
         assert await tell(r.client, "sleep") == ASLEEP
         assert await tell(r.client, "wake_up") == RUNS
-        assert (r.engine_pid, r.monitor.num_restarts) == (engine, 0)
+        assert (r.pid, r.monitor.num_restarts) == (engine, 0)

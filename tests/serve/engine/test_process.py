@@ -28,7 +28,7 @@ from chorale.serve.bootstrap import EXIT_OK, EngineStart, check_directory, make_
 from tests.support import PATIENCE
 from tests.support.processes import is_running
 from tests.support.serve.fake_engine import Behaviour
-from tests.support.serve.harness import FAKE_ENGINE, collect, expected, request, rig, until
+from tests.support.serve.harness import FAKE_ENGINE, collect, expected, request, rig, started, until
 
 
 async def start_script(name: str, *arguments: str) -> asyncio.subprocess.Process:
@@ -58,7 +58,7 @@ async def test_requests_of_a_client_that_vanished_are_aborted(number: signal.Sig
             took = await until(lambda: r.client.stats.num_running <= 1, "its requests are aborted")
             assert took < 30.0  # the requests would take 500 s
             assert await answer == {0: (expected(mine), "length")}
-            await r.engine_is_empty()
+            await r.is_empty()
             assert r.client.stats.kv_blocks_used == 0
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -68,41 +68,28 @@ async def test_requests_of_a_client_that_vanished_are_aborted(number: signal.Sig
 
 @pytest.mark.parametrize("load_seconds", ["0", "60"], ids=["serving", "loading"])
 async def test_the_engine_dies_with_its_parent(load_seconds: str) -> None:
-    folder = make_directory()
-    directory = folder.path
-    parent = await start_script("lone_parent", str(directory), load_seconds)
-    try:
+    with make_directory() as directory:
+        parent = await start_script("lone_parent", str(directory), load_seconds)
         engine = int(await first_line(parent))
         assert is_running(engine)
         parent.kill()
         await parent.communicate()
         await until(lambda: not is_running(engine), "the engine ends")
-    finally:
-        folder.remove()
 
 
 async def test_sigterm_lets_running_requests_finish() -> None:
-    folder = make_directory()
-    directory = folder.path
-    process = await spawn_engine(directory, Behaviour(step_seconds=0.01))
-    client = RemoteClient(directory)
-    client.start()
-    try:
-        await until(lambda: client.status.state == "ready", "ready")
-        asked = request("r", 60)
-        stream = client.submit(asked)
-        tokens = [t for c in await anext(stream) for t in c.token_ids]
-        process.terminate()
-        await until(lambda: client.status.state == "draining", "draining is shown")
-        tokens += (await collect(stream))[0][0]
-        assert tokens == expected(asked)
-        assert await asyncio.wait_for(process.wait(), PATIENCE) == EXIT_OK
-    finally:
-        await client.close()
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        folder.remove()
+    with make_directory() as directory:
+        process = await spawn_engine(directory, Behaviour(step_seconds=0.01))
+        async with started(RemoteClient(directory)) as client:
+            await until(lambda: client.status.state == "ready", "ready")
+            asked = request("r", 60)
+            stream = client.submit(asked)
+            tokens = [t for c in await anext(stream) for t in c.token_ids]
+            process.terminate()
+            await until(lambda: client.status.state == "draining", "draining is shown")
+            tokens += (await collect(stream))[0][0]
+            assert tokens == expected(asked)
+            assert await asyncio.wait_for(process.wait(), PATIENCE) == EXIT_OK
 
 
 async def spawn_engine(directory: Path, behaviour: Behaviour) -> asyncio.subprocess.Process:
@@ -134,11 +121,11 @@ def listening_inodes(pid: int) -> set[str]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 async def test_sockets_and_configuration_are_private_to_the_user() -> None:
     async with rig() as r:
-        assert listening_inodes(r.engine_pid) == set()
+        assert listening_inodes(r.pid) == set()
         assert stat.S_IMODE(r.directory.stat().st_mode) == 0o700
         assert {p.name for p in r.directory.iterdir()} == {"engine", "beats"}
         assert all(stat.S_ISSOCK(p.stat().st_mode) for p in r.directory.iterdir())
-        arguments = Path(f"/proc/{r.engine_pid}/cmdline").read_bytes().split(b"\0")
+        arguments = Path(f"/proc/{r.pid}/cmdline").read_bytes().split(b"\0")
         assert arguments[1:] == [FAKE_ENGINE[1].encode(), b""]  # the configuration is not in argv
 
 
@@ -183,17 +170,12 @@ async def test_a_client_cannot_abort_or_take_over_requests_of_another() -> None:
 
 async def test_the_id_of_a_request_that_has_ended_may_be_used_again() -> None:
     """Any client may use it: the engine forgets the owner when the last choice ends."""
-    async with rig() as r:
-        other = RemoteClient(r.directory)
-        other.start()
-        try:
-            await until(lambda: other.status.state == "ready", "the second client is ready")
-            for client in (r.client, other, r.client):
-                asked = request("same", 5, n=2)
-                answer = {index: (expected(asked, index), "length") for index in (0, 1)}
-                assert await collect(client.submit(asked)) == answer
-        finally:
-            await other.close()
+    async with rig() as r, started(RemoteClient(r.directory)) as other:
+        await until(lambda: other.status.state == "ready", "the second client is ready")
+        for client in (r.client, other, r.client):
+            asked = request("same", 5, n=2)
+            answer = {index: (expected(asked, index), "length") for index in (0, 1)}
+            assert await collect(client.submit(asked)) == answer
 
 
 async def test_a_request_meant_for_an_engine_that_died_is_not_run() -> None:
