@@ -17,8 +17,8 @@ from chorale.turns.events import ItemClosed, ItemDelta, ItemOpened
 from tests.api.responses.background.test_background import HANGS, ended, resume
 from tests.store.test_locked import write_lock
 from tests.store.test_store import kept, make, opened
-from tests.support.engine.scripted_client import Script
-from tests.support.responses import HELLO, fold_events, serve, tokens
+from tests.support.engine.scripted_client import Script, ids
+from tests.support.responses import HELLO, fold_events, serve
 from tests.support.sse import parse_sse
 
 OPENED = ItemOpened(0, "msg_" + "1" * 32, "message", phase="final_answer")
@@ -221,7 +221,7 @@ async def test_a_full_disk_delays_the_end_and_loses_nothing(tmp_path: Path) -> N
         db.execute("PRAGMA max_page_count=1000000")
 
     long = "<|channel|>final<|message|>" + "".join(f"{i} words, " for i in range(2000)) + "<|return|>"
-    async with serve(Script(tokens(long), tokens_per_step=16, delay=0.001), store=store) as server:
+    async with serve(Script(ids(long), tokens_per_step=16, delay=0.001), store=store) as server:
         _, made = await server.post(input="hello", background=True)
         await store._access.write(fill)
         following = asyncio.create_task(resume(server, made["id"]))
@@ -263,7 +263,7 @@ async def test_a_stream_is_followed_and_cancelled_through_another_server(locatio
 
 async def test_a_stream_is_read_live_through_another_server(location: str) -> None:
     async with (
-        serve(Script(tokens(HELLO), delay=0.02), store=opened(location)) as ours,
+        serve(Script(ids(HELLO), delay=0.02), store=opened(location)) as ours,
         serve(HELLO, store=opened(location)) as theirs,
     ):
         _, made = await ours.post(input="hello", background=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from openai.types.responses import ResponseStreamEvent
@@ -13,7 +12,6 @@ from pydantic import TypeAdapter
 from chorale.api.responses.background.recovery import recovery
 from chorale.client.base import EngineClient, EngineInfo
 from chorale.config.engine import ServerConfig
-from chorale.engine.types import GenerateRequest
 from chorale.store.store import ResponseStore, SqliteStore
 from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.server import VOCAB, Server, served
@@ -39,28 +37,7 @@ TOOL: dict[str, Any] = {
 }
 
 
-def tokens(text: str) -> list[int]:
-    return VOCAB.encode_with_special(text)
-
-
-def scripts(*texts: str | Script, **options: Any) -> Callable[[GenerateRequest, int], Script]:
-    """Returns a source in which the n-th request plays the n-th text; the last one repeats."""
-    count = -1
-
-    def source(request: GenerateRequest, index: int) -> Script:
-        nonlocal count
-        count = min(count + 1, len(texts) - 1)
-        text = texts[count]
-        if isinstance(text, Script):
-            return text
-        with_logprobs = request.sampling.logprobs is not None
-        return Script(tokens(text), with_logprobs=with_logprobs, **options)
-
-    return source
-
-
-@asynccontextmanager
-async def serve(
+def serve(
     *texts: str | Script,
     engine: EngineClient | None = None,
     store: ResponseStore | None = None,
@@ -70,22 +47,20 @@ async def serve(
     max_in_flight: int = 1024,
     api_key: str = "unused",
     **options: Any,
-) -> AsyncIterator[Server]:
+) -> AbstractAsyncContextManager[Server]:
+    """``texts`` and ``options``: those of ``ScriptedClient.play``."""
     info = EngineInfo(model="scripted", max_model_len=max_model_len, max_num_seqs=256)
-    client = ScriptedClient(scripts(*texts, **options), info_value=info, max_in_flight=max_in_flight)
-    try:
-        async with served(
-            client if engine is None else engine,
-            settings=config or ServerConfig(system_start_date="2026-01-02"),
-            store=store if store is not None else SqliteStore(recover=recovery(VOCAB)),
-            names=(MODEL, "alias"),
-            keys=key_hashes,
-            api_key=api_key,
-            strict=True,
-        ) as server:
-            yield server
-    finally:
-        await client.close()
+    client = ScriptedClient(info_value=info, max_in_flight=max_in_flight)
+    client.play(*texts, **options)
+    return served(
+        client if engine is None else engine,
+        settings=config or ServerConfig(system_start_date="2026-01-02"),
+        store=store if store is not None else SqliteStore(recover=recovery(VOCAB)),
+        names=(MODEL, "alias"),
+        keys=key_hashes,
+        api_key=api_key,
+        strict=True,
+    )
 
 
 WITHOUT_DELTAS = ("local_shell_call", "shell_call", "apply_patch_call", "tool_search_call")

@@ -20,7 +20,7 @@ from chorale.turns.functions import Function
 from chorale.turns.request import TurnRequest
 from chorale.turns.rules import TurnRules
 from chorale.turns.run import run_turns
-from tests.support.engine.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import HELLO, Script, ScriptedClient, ids
 from tests.support.server import VOCAB
 
 ANALYSIS = "<|channel|>analysis<|message|>"
@@ -33,11 +33,6 @@ def call(name: str, arguments: str, channel: str = "commentary") -> str:
     return f"<|channel|>{channel} to=functions.{name} <|constrain|>json<|message|>{arguments}"
 
 
-def ids(text: str) -> list[int]:
-    """Returns the token ids of harmony text."""
-    return VOCAB.encode_with_special(text)
-
-
 def playing(*texts: str, **options: Any) -> ScriptedClient:
     """Returns a client: choice ``i`` of any request plays ``texts[i]``, further choices the last one."""
 
@@ -47,21 +42,15 @@ def playing(*texts: str, **options: Any) -> ScriptedClient:
     return ScriptedClient(source)
 
 
-def scripted(
-    tokens: Sequence[int] = (200005, 17196, 200008, 13225, 200002), **options: Any
-) -> ScriptedClient:
+def scripted(tokens: Sequence[int] = HELLO, **options: Any) -> ScriptedClient:
     """Returns a client on which every request plays these tokens."""
     return ScriptedClient(lambda request, index: Script(tokens, **options))
 
 
 def in_rounds(*texts: str, **options: Any) -> ScriptedClient:
     """Request ``i`` plays ``texts[i]``."""
-    client: ScriptedClient
-
-    def source(request: GenerateRequest, index: int) -> Script:
-        return Script(ids(texts[min(len(client.requests), len(texts)) - 1]), **options)
-
-    client = ScriptedClient(source)
+    client = ScriptedClient()
+    client.play(*texts, **options)
     return client
 
 

@@ -30,7 +30,7 @@ from chorale.tools.contract import (
     ToolResult,
 )
 from tests.support.engine.scripted_client import Script, ScriptedClient
-from tests.support.responses import MODEL, scripts
+from tests.support.responses import MODEL
 from tests.support.server import Server, served
 
 CONTAINER = "cntr_test"
@@ -173,13 +173,9 @@ async def tools_served(
 ) -> AsyncIterator[Server]:
     """The app over scripted rounds and tools; every box must be closed at the end."""
     info = EngineInfo(model="scripted", max_model_len=max_model_len, max_num_seqs=256)
-    client = ScriptedClient(scripts(*texts, **options), info_value=info)
-    service = tools or ScriptedService()
+    client, service = ScriptedClient(info_value=info), tools or ScriptedService()
+    client.play(*texts, **options)
     given = {"names": (MODEL,), "tool_service": service, "system_start_date": "2026-01-02"}
-    given["tracer"] = tracer
-    try:
-        async with served(client, **given) as server:
-            yield server
-            assert all(box.closed for box in service.boxes)
-    finally:
-        await client.close()
+    async with served(client, tracer=tracer, **given) as server:
+        yield server
+        assert all(box.closed for box in service.boxes)

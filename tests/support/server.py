@@ -40,9 +40,9 @@ from chorale.tools.contract import ToolService
 from chorale.tools.service import start_tools
 from chorale.tracing.context import Tracer
 from tests.support import PATIENCE
-from tests.support.engine.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import ScriptedClient
 from tests.support.raw_http import close_connections
-from tests.support.sse import parse_sse
+from tests.support.sse import frames, parse_sse
 
 VOCAB = load_vocabulary()
 Handlers = Mapping[str, Callable[[Request], Awaitable[Any]]]
@@ -132,6 +132,22 @@ class Server:
         assert status == 200, answer
         return answer
 
+    async def ask(self, method: str, path: str, status: int = 200, **body: Any) -> Any:
+        """Returns the JSON of an answer with this status, or a stream's events."""
+        answer = await self.http.request(method, path, json=body if method == "POST" else None)
+        assert answer.status_code == status, answer.text
+        is_json = answer.headers["content-type"].startswith("application/json")
+        return answer.json() if is_json else frames(answer)
+
+    async def ended(self, response_id: str) -> dict[str, Any]:
+        """Returns a background response once it has ended."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                body: dict[str, Any] = await self.ask("GET", f"/v1/responses/{response_id}")
+                if body["status"] not in ("queued", "in_progress"):
+                    return body
+                await asyncio.sleep(0.01)
+
     async def chat(self, content: str = "hi", **fields: Any) -> httpx2.Response:
         body = {"messages": [{"role": "user", "content": content}], **fields}
         return await self.http.post("/v1/chat/completions", json=body)
@@ -153,7 +169,7 @@ async def make_state(
 ) -> AsyncIterator[ServerState]:
     """Yields a state with these fields of ``ServerConfig`` (or ``settings``); closes its store at the end."""
     settings = settings or ServerConfig(**{"port": 0, "response_store": ":memory:", **config})
-    client = client or ScriptedClient(lambda request, index: Script((200005, 17196, 200008, 13225, 200002)))
+    client = client or ScriptedClient()
     kept = store if store is not None else open_store(settings)
     try:
         metrics = Metrics(names[0])

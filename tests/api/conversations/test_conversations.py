@@ -12,9 +12,9 @@ from chorale.config.engine import ServerConfig
 from chorale.errors import EngineDeadError
 from chorale.store.protocol import StoreError
 from chorale.store.store import SqliteStore
-from tests.support.engine.scripted_client import Script
+from tests.support.engine.scripted_client import Script, ids
 from tests.support.event_loop import until
-from tests.support.responses import ANSWER, CALL, HELLO, MODEL, TOOL, fold_events, serve, tokens
+from tests.support.responses import ANSWER, CALL, HELLO, MODEL, TOOL, fold_events, serve
 from tests.support.server import Server
 from tests.support.sse import parse_sse
 
@@ -150,7 +150,7 @@ async def test_a_response_continues_and_extends_its_conversation(way: str) -> No
             "message:Fine.",
         ]
         # The second prompt contains the exact tokens of the first answer, without its analysis.
-        final = tokens("<|start|>assistant<|channel|>final<|message|>Hi there!<|end|>")
+        final = ids("<|start|>assistant<|channel|>final<|message|>Hi there!<|end|>")
         prompt = server.prompt_ids(1)
         assert any(prompt[i : i + len(final)] == final for i in range(len(prompt)))
         assert server.prompt(1).count("hello") == 1
@@ -164,7 +164,7 @@ async def test_a_tool_loop_in_a_conversation_replays_exact_tokens() -> None:
         result = {"type": "function_call_output", "call_id": call["call_id"], "output": '{"temp":21}'}
         status, second = await server.post(input=[result], tools=[TOOL], conversation=made.id)
         assert status == 200, second
-        said = [*server.prompt_ids(0), *tokens(CALL)]
+        said = [*server.prompt_ids(0), *ids(CALL)]
         assert server.prompt_ids(1)[: len(said)] == said
         assert (await texts(server, made.id))[-1] == "message:21 °C in Paris."
 
@@ -199,8 +199,8 @@ async def test_responses_are_400_while_an_output_has_no_call() -> None:
 
 
 async def test_failed_and_cancelled_responses_add_no_items_and_unlock() -> None:
-    dead = Script(tokens(HELLO)[:8], error=EngineDeadError("gone"))
-    async with serve(dead, dead, Script(tokens(HELLO)[:8], hang=True), HELLO) as server:
+    dead = Script(ids(HELLO)[:8], error=EngineDeadError("gone"))
+    async with serve(dead, dead, Script(ids(HELLO)[:8], hang=True), HELLO) as server:
         made = await server.sdk.conversations.create()
         assert (await server.post(input="a", conversation=made.id))[0] == 503
         assert (await server.events(input="b", conversation=made.id))[-1]["type"] == "response.failed"
@@ -215,7 +215,7 @@ async def test_failed_and_cancelled_responses_add_no_items_and_unlock() -> None:
 
 
 async def test_the_items_of_a_truncated_response_are_kept() -> None:
-    async with serve(Script(tokens(HELLO)[:12])) as server:
+    async with serve(Script(ids(HELLO)[:12])) as server:
         made = await server.sdk.conversations.create()
         _, body = await server.post(input="a", conversation=made.id)
         assert body["status"] == "incomplete"
@@ -223,7 +223,7 @@ async def test_the_items_of_a_truncated_response_are_kept() -> None:
 
 
 async def test_a_conversation_in_use_is_locked() -> None:
-    async with serve(Script(tokens(HELLO), delay=0.02), HELLO) as server:
+    async with serve(Script(ids(HELLO), delay=0.02), HELLO) as server:
         api = server.sdk.conversations
         made = await api.create(items=[user("first")])
         (item,) = (await api.items.list(made.id)).data
@@ -247,7 +247,7 @@ async def test_a_conversation_in_use_is_locked() -> None:
 
 
 async def test_concurrent_responses_never_interleave() -> None:
-    async with serve(Script(tokens(HELLO), delay=0.001)) as server:
+    async with serve(Script(ids(HELLO), delay=0.001)) as server:
         made = await server.sdk.conversations.create()
 
         async def insist(text: str) -> None:
@@ -261,7 +261,7 @@ async def test_concurrent_responses_never_interleave() -> None:
 
 
 async def test_a_disconnect_unlocks_the_conversation() -> None:
-    async with serve(Script(tokens(HELLO)[:8], hang=True), HELLO) as server:
+    async with serve(Script(ids(HELLO)[:8], hang=True), HELLO) as server:
         made = await server.sdk.conversations.create()
         task = asyncio.create_task(server.post(input="a", conversation=made.id))
         await until(lambda: server.client.requests)
@@ -303,7 +303,7 @@ async def test_counting_prompt_tokens_does_not_lock_the_conversation() -> None:
 
 
 async def test_deleting_a_conversation_does_not_fail_its_running_response() -> None:
-    async with serve(Script(tokens(HELLO), delay=0.02)) as server:
+    async with serve(Script(ids(HELLO), delay=0.02)) as server:
         made = await server.sdk.conversations.create()
         running = asyncio.create_task(server.post(input="a", conversation=made.id))
         await until(lambda: server.client.requests)

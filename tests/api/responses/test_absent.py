@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from chorale.errors import EngineDeadError
-from tests.support.engine.scripted_client import Script
-from tests.support.responses import CALL, HELLO, TOOL, fold_events, serve, tokens
+from tests.support.engine.scripted_client import Script, ids
+from tests.support.responses import CALL, HELLO, TOOL, fold_events, serve
 from tests.support.sse import parse_sse
 
 DIALECTS = ("openai", "open-responses", "summary")
@@ -89,7 +89,7 @@ async def test_a_background_response_streams_the_requested_summary() -> None:
 
 
 async def test_open_responses_nests_the_fields_of_the_error_event() -> None:
-    async with serve(Script(tokens(HELLO)[:3], error=EngineDeadError("it died"))) as server:
+    async with serve(Script(ids(HELLO)[:3], error=EngineDeadError("it died"))) as server:
         ask = {"input": "hi", "stream": True}
         headers = {"x-responses-dialect": "open-responses"}
         for spoken, has_payload in (({}, False), (headers, True)):

@@ -15,8 +15,8 @@ from chorale.api.reasoning_tokens import read_reasoning, write_reasoning
 from chorale.api.responses.items.encrypted_content import MAX_BYTES, seal, unseal
 from chorale.errors import RequestError
 from chorale.turns.compaction import MAX_TOKENS
-from tests.support.engine.scripted_client import Script
-from tests.support.responses import CALL, HELLO, MODEL, TOOL, VOCAB, fold_events, serve, tokens
+from tests.support.engine.scripted_client import Script, ids
+from tests.support.responses import CALL, HELLO, MODEL, TOOL, VOCAB, fold_events, serve
 
 SUMMARY = "<|channel|>final<|message|>They said hi. <|return|>"
 SEALED = "reasoning.encrypted_content"
@@ -56,7 +56,7 @@ async def test_compact_returns_the_user_messages_and_a_summary() -> None:
         *spoken, summary = compacted.output
         assert [item.content[0].text for item in spoken] == ["hello", "and then?"]  # type: ignore[union-attr]
         assert summary.type == "compaction"
-        assert compacted.usage.output_tokens == len(tokens(SUMMARY))
+        assert compacted.usage.output_tokens == len(ids(SUMMARY))
         prompt = server.prompt()
         assert prompt.index("Be brief.") < prompt.index("Hi there!") < prompt.index("Summarize this")
         bound = server.client.requests[-1].sampling.grammar or ""
@@ -88,7 +88,7 @@ async def test_compact_drops_the_oldest_items_beyond_the_context_window() -> Non
 
 async def test_compact_refuses_invalid_requests() -> None:
     thought = "<|channel|>analysis<|message|>Hm."
-    async with serve(Script(tokens(thought))) as server:
+    async with serve(Script(ids(thought))) as server:
         for body, param in (
             ({}, "input"),
             ({"input": "x", "model": None}, "model"),
@@ -126,7 +126,7 @@ async def test_sealed_reasoning_gives_the_same_prompt_as_its_text(stream: bool) 
         sealed = server.prompt_ids()
         await server.post(input=[user, reasoning | {"encrypted_content": None}, call, result], **ask)
         assert server.prompt_ids() == sealed
-        said = [*server.prompt_ids(0), *tokens(CALL)[: tokens(CALL).index(200007)]]
+        said = [*server.prompt_ids(0), *ids(CALL)[: ids(CALL).index(200007)]]
         assert sealed[: len(said)] == said
 
 

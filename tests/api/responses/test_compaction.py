@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from chorale.api.responses.items.encrypted_content import pack, seal, unpack, unseal
 from chorale.errors import EngineError
-from tests.support.engine.scripted_client import Script
-from tests.support.responses import ANSWER, CALL, HELLO, TOOL, fold_events, serve, tokens, without_ids
+from tests.support.engine.scripted_client import Script, ids
+from tests.support.responses import ANSWER, CALL, HELLO, TOOL, fold_events, serve, without_ids
 
 THINK = "<|channel|>analysis<|message|>What happened?<|end|><|start|>assistant"
 SUMMARY = THINK + "<|channel|>final<|message|>They said hi.<|return|>"
@@ -59,7 +59,7 @@ async def test_a_long_conversation_is_summarized_before_the_answer() -> None:
         assert answered.endswith(f"{TOLD}<|end|><|start|>user<|message|>and now?<|end|><|start|>assistant")
         usage = body["usage"]
         assert usage["input_tokens"] == len(server.prompt_ids(1)) + len(server.prompt_ids(2))
-        assert usage["output_tokens"] == len(tokens(SUMMARY)) + len(tokens(HELLO))
+        assert usage["output_tokens"] == len(ids(SUMMARY)) + len(ids(HELLO))
 
         # Items before the compaction are never rendered again; those after it are replayed exactly.
         await server.post(
@@ -196,7 +196,7 @@ async def test_compaction_keeps_declared_tools_and_unanswered_calls() -> None:
 async def test_a_failed_summary_fails_the_response() -> None:
     history = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     ask = {"input": [*history, {"role": "user", "content": "c"}], **at(50)}
-    for broken in (Script(tokens(THINK), error=EngineError("no")), "<|channel|>final<|message|><|return|>"):
+    for broken in (Script(ids(THINK), error=EngineError("no")), "<|channel|>final<|message|><|return|>"):
         async with serve(broken, HELLO) as server:
             status, body = await server.post(**ask)
             assert (status, body["error"]["type"]) == (500, "server_error")
@@ -209,7 +209,7 @@ async def test_a_failed_summary_fails_the_response() -> None:
 
 async def test_cancelling_during_the_summary_leaves_no_compaction_item() -> None:
     history = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    async with serve(Script(tokens(SUMMARY), delay=0.05)) as server:
+    async with serve(Script(ids(SUMMARY), delay=0.05)) as server:
         _, body = await server.post(
             input=[*history, {"role": "user", "content": "c"}], background=True, **at(50)
         )

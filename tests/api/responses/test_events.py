@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from chorale.errors import EngineDeadError
-from tests.support.engine.scripted_client import Script
-from tests.support.responses import CALL, HELLO, TOOL, fold_events, serve, tokens, without_ids
+from tests.support.engine.scripted_client import Script, ids
+from tests.support.responses import CALL, HELLO, TOOL, fold_events, serve, without_ids
 
 REQUIRED_KEYS = {
     "id", "object", "created_at", "completed_at", "status", "error", "incomplete_details", "model",
@@ -63,8 +63,8 @@ async def test_usage_counts_each_token_once() -> None:
         usage = body["usage"]
         assert usage["input_tokens"] == len(server.prompt_ids())
         assert usage["input_tokens_details"] == {"cached_tokens": 16, "cache_write_tokens": 0}
-        assert usage["output_tokens"] == len(tokens(HELLO))
-        of_output = {"reasoning_tokens": len(tokens("Say hi.")), "tool_output_tokens": 0}
+        assert usage["output_tokens"] == len(ids(HELLO))
+        of_output = {"reasoning_tokens": len(ids("Say hi.")), "tool_output_tokens": 0}
         assert usage["output_tokens_details"] == of_output
         assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
         events = await server.events(input="hello")
@@ -93,7 +93,7 @@ async def test_a_call_without_arguments_still_has_its_events() -> None:
 
 async def test_an_engine_that_dies_ends_the_stream() -> None:
     dead = EngineDeadError("the engine was restarted", retry_after=1)
-    script = Script(tokens(HELLO)[:7], error=dead)
+    script = Script(ids(HELLO)[:7], error=dead)
     async with serve(script) as server:
         events = await server.events(input="go")
         body = fold_events(events)

@@ -9,7 +9,8 @@ import pytest
 
 from chorale.harmony.vocab import CALL as CALL_ID
 from chorale.harmony.vocab import END, START
-from tests.support.responses import ANSWER, CALL, HELLO, MODEL, TOOL, serve, tokens
+from tests.support.engine.scripted_client import ids
+from tests.support.responses import ANSWER, CALL, HELLO, MODEL, TOOL, serve
 
 SDK_TOOL: Any = TOOL
 
@@ -17,11 +18,11 @@ SDK_TOOL: Any = TOOL
 def check_exact_prefix(server: Any, output_script: str) -> None:
     """Checks that the second prompt begins with the tokens of the first prompt and of the model's output."""
     first, second = server.prompt_ids(0), server.prompt_ids(1)
-    said = [*first, *tokens(output_script)]
+    said = [*first, *ids(output_script)]
     assert second[: len(said)] == said
     rest = second[len(said) :]
     assert rest[0] == START
-    assert rest[-2:] == [START, tokens("assistant")[0]]
+    assert rest[-2:] == [START, ids("assistant")[0]]
     assert CALL_ID not in rest
     assert END in rest
 

@@ -10,18 +10,18 @@ import pytest
 from chorale.api.app import create_app
 from chorale.store.store import SqliteStore
 from tests.support import PATIENCE
-from tests.support.engine.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import Script, ScriptedClient, ids
 from tests.support.raw_http import call
-from tests.support.responses import HELLO, tokens
+from tests.support.responses import HELLO
 from tests.support.server import listening, make_state
 
 
 @pytest.mark.parametrize(
     ("script", "hurry", "status"),
     [
-        (Script(tokens(HELLO), delay=0.02), False, "completed"),
-        (Script(tokens(HELLO)[:8], hang=True), False, "queued"),
-        (Script(tokens(HELLO)[:8], hang=True), True, "queued"),
+        (Script(ids(HELLO), delay=0.02), False, "completed"),
+        (Script(ids(HELLO)[:8], hang=True), False, "queued"),
+        (Script(ids(HELLO)[:8], hang=True), True, "queued"),
     ],
 )
 async def test_a_drain_finishes_or_requeues(tmp_path: Path, script: Script, hurry: bool, status: str) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.stream import RequestStream
@@ -25,6 +26,12 @@ from chorale.engine.types import (
     TokenLogprobs,
 )
 from chorale.errors import ChoraleError, EngineDeadError, EngineLoadingError, QueueFullError
+from chorale.harmony.vocab import load_vocabulary
+
+
+def ids(text: str) -> list[int]:
+    """Returns the token ids of harmony text."""
+    return load_vocabulary().encode_with_special(text)
 
 
 @dataclass(slots=True)
@@ -42,13 +49,14 @@ class Script:
 
 
 ScriptSource = Callable[[GenerateRequest, int], Script]
+HELLO = (200005, 17196, 200008, 13225, 200002)  # <|channel|>final<|message|>Hello<|return|>
 
 
 @dataclass(slots=True)
 class ScriptedClient:
     """``source(request, choice_index)`` returns the script of each choice."""
 
-    source: ScriptSource
+    source: ScriptSource = lambda request, index: Script(HELLO)
     info_value: EngineInfo = field(
         default_factory=lambda: EngineInfo(model="scripted", max_model_len=131072, max_num_seqs=256)
     )
@@ -84,6 +92,20 @@ class ScriptedClient:
     @property
     def num_in_flight(self) -> int:
         return sum(stream.num_unfinished for stream in self._streams.values())
+
+    def play(self, *texts: str | Script, **options: Any) -> None:
+        """From now on, request ``i`` plays ``texts[i]``, further ones the last, with what it asks for.
+        ``options``: those of ``Script``."""
+        first = len(self.requests)
+
+        def source(request: GenerateRequest, index: int) -> Script:
+            number = next(n for n, each in enumerate(self.requests) if each is request) - first
+            text = texts[min(number, len(texts) - 1)]
+            if isinstance(text, Script):
+                return text
+            return Script(ids(text), **{"with_logprobs": request.sampling.logprobs is not None, **options})
+
+        self.source = source
 
     def reserve(self, num_choices: Mapping[str, int], owner: Owner = NOBODY) -> None:
         self._require_room(sum(num_choices.values()))

@@ -7,7 +7,8 @@ from typing import Any
 
 from tests.support.engine.scripted_client import Script
 from tests.support.scripted import ANALYSIS, FINAL, call
-from tests.support.wire.server import RecordedServer
+from tests.support.server import Server
+from tests.support.wire.server import post
 from tests.support.wire.words import (
     BARE,
     BROKEN,
@@ -34,29 +35,29 @@ from tests.support.wire.words import (
 )
 
 
-async def responses_text(server: RecordedServer) -> None:
+async def responses_text(server: Server) -> None:
     form = {"type": "json_schema", "name": "a", "schema": SCHEMA}
     logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     for stream in STREAMED:
         ask: dict[str, Any] = {"input": "hi", "stream": stream}
-        server.play(HELLO, num_cached_tokens=4)
-        await server.post(RESPONSES, **ask)
-        await server.post(RESPONSES, **ask, include=["reasoning.encrypted_content"], store=False)
-        await server.post(RESPONSES, **ask, **logprobs)
-        await server.post(RESPONSES, **ask, include_reasoning=False, stop=["there"], user="u")
-        await server.post(
-            RESPONSES, **ask, reasoning={"effort": "low", "summary": "auto"}, instructions="Be kind."
+        server.client.play(HELLO, num_cached_tokens=4)
+        await post(server, RESPONSES, **ask)
+        await post(server, RESPONSES, **ask, include=["reasoning.encrypted_content"], store=False)
+        await post(server, RESPONSES, **ask, **logprobs)
+        await post(server, RESPONSES, **ask, include_reasoning=False, stop=["there"], user="u")
+        await post(
+            server, RESPONSES, **ask, reasoning={"effort": "low", "summary": "auto"}, instructions="Be kind."
         )
         if stream:
-            await server.post(RESPONSES, **ask, stream_options={"include_obfuscation": True})
-        server.play(JSON)
-        await server.post(RESPONSES, **ask, text={"format": form, "verbosity": "low"})
-        await server.post(RESPONSES, **ask, text={"format": {"type": "json_object"}})
+            await post(server, RESPONSES, **ask, stream_options={"include_obfuscation": True})
+        server.client.play(JSON)
+        await post(server, RESPONSES, **ask, text={"format": form, "verbosity": "low"})
+        await post(server, RESPONSES, **ask, text={"format": {"type": "json_object"}})
         for text in (f"{ANALYSIS}Half", f"{THINK}{FINAL}Half", THINK + call("get", '{"n":')):
-            server.play(text)
-            await server.post(RESPONSES, **ask, tools=[GET], max_output_tokens=100)
-        server.play(BROKEN)
-        await server.post(RESPONSES, 200 if stream else 503, **ask)
+            server.client.play(text)
+            await post(server, RESPONSES, **ask, tools=[GET], max_output_tokens=100)
+        server.client.play(BROKEN)
+        await post(server, RESPONSES, 200 if stream else 503, **ask)
 
 
 CLIENT_TOOLS: tuple[tuple[dict[str, Any], str], ...] = (
@@ -80,19 +81,19 @@ CLIENT_TOOLS: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-async def responses_client_tools(server: RecordedServer) -> None:
+async def responses_client_tools(server: Server) -> None:
     for stream, (declared, written) in itertools.product(STREAMED, CLIENT_TOOLS):
-        server.play(THINK + written + CALL)
-        await server.post(RESPONSES, input="hi", tools=[declared], stream=stream)
+        server.client.play(THINK + written + CALL)
+        await post(server, RESPONSES, input="hi", tools=[declared], stream=stream)
     functions = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "get"}]}
     for choice in ("none", "required", {"type": "function", "name": "get"}, functions):
-        server.play(THINK + call("get", '{"n":1}') + CALL)
-        await server.post(
-            RESPONSES, input="hi", tools=[GET, BARE], tool_choice=choice, parallel_tool_calls=False
+        server.client.play(THINK + call("get", '{"n":1}') + CALL)
+        await post(
+            server, RESPONSES, input="hi", tools=[GET, BARE], tool_choice=choice, parallel_tool_calls=False
         )
 
 
-async def responses_server_tools(server: RecordedServer) -> None:
+async def responses_server_tools(server: Server) -> None:
     include = [
         "web_search_call.action.sources", "web_search_call.results", "code_interpreter_call.outputs",
         "reasoning.encrypted_content",
@@ -100,57 +101,57 @@ async def responses_server_tools(server: RecordedServer) -> None:
     for stream, included in itertools.product(STREAMED, (None, include)):
         ask: dict[str, Any] = {"input": "hi", "stream": stream}
         ask |= {} if included is None else {"include": included}
-        server.play(SEARCH, OPEN, FIND, CODE, ECHO, FAILED, CITED)
-        await server.post(RESPONSES, **ask, tools=SERVER_TOOLS)
-        server.play(CODE.removesuffix(CALL))
-        await server.post(RESPONSES, **ask, tools=SERVER_TOOLS)
+        server.client.play(SEARCH, OPEN, FIND, CODE, ECHO, FAILED, CITED)
+        await post(server, RESPONSES, **ask, tools=SERVER_TOOLS)
+        server.client.play(CODE.removesuffix(CALL))
+        await post(server, RESPONSES, **ask, tools=SERVER_TOOLS)
         dead = {**MCP, "server_label": "dead"}
-        server.play(HELLO)
-        await server.post(RESPONSES, **ask, tools=[dead])
-        server.play(ECHO)
+        server.client.play(HELLO)
+        await post(server, RESPONSES, **ask, tools=[dead])
+        server.client.play(ECHO)
         asking = {key: value for key, value in MCP.items() if key != "require_approval"}
-        await server.post(RESPONSES, **ask, tools=[asking])
-    request = (await server.post(RESPONSES, input="hi", tools=[asking]))["output"][-1]
+        await post(server, RESPONSES, **ask, tools=[asking])
+    request = (await post(server, RESPONSES, input="hi", tools=[asking]))["output"][-1]
     answer = {"type": "mcp_approval_response", "approval_request_id": request["id"], "approve": True}
-    server.play(CITED)
+    server.client.play(CITED)
     for approve, reason in ((True, None), (False, "no")):
         told = {**answer, "approve": approve, **({"reason": reason} if reason else {})}
-        body = await server.post(RESPONSES, input=[request, told], tools=[asking])
-        await server.get(f"{RESPONSES}/{body['id']}/input_items")
+        body = await post(server, RESPONSES, input=[request, told], tools=[asking])
+        await server.ask("GET", f"{RESPONSES}/{body['id']}/input_items")
 
 
-async def responses_background(server: RecordedServer) -> None:
-    server.play(HELLO)
+async def responses_background(server: Server) -> None:
+    server.client.play(HELLO)
     for stream in STREAMED:
-        made = await server.post(RESPONSES, input="hi", background=True, stream=stream)
+        made = await post(server, RESPONSES, input="hi", background=True, stream=stream)
         response_id = made[0]["response"]["id"] if stream else made["id"]
         await server.ended(response_id)
-        await server.get(f"{RESPONSES}/{response_id}?stream=true")
-        await server.get(f"{RESPONSES}/{response_id}?stream=true&starting_after=3")
-    server.play(BROKEN)
-    await server.ended((await server.post(RESPONSES, input="hi", background=True))["id"])
-    server.play(Script(BROKEN.token_ids, hang=True))
-    made = await server.post(RESPONSES, input="hi", background=True)
-    await server.bare(f"{RESPONSES}/{made['id']}/cancel")
+        await server.ask("GET", f"{RESPONSES}/{response_id}?stream=true")
+        await server.ask("GET", f"{RESPONSES}/{response_id}?stream=true&starting_after=3")
+    server.client.play(BROKEN)
+    await server.ended((await post(server, RESPONSES, input="hi", background=True))["id"])
+    server.client.play(Script(BROKEN.token_ids, hang=True))
+    made = await post(server, RESPONSES, input="hi", background=True)
+    await server.ask("POST", f"{RESPONSES}/{made['id']}/cancel")
     await server.ended(made["id"])
-    await server.get(f"{RESPONSES}/{made['id']}?stream=true")
-    await server.delete(f"{RESPONSES}/{made['id']}")
+    await server.ask("GET", f"{RESPONSES}/{made['id']}?stream=true")
+    await server.ask("DELETE", f"{RESPONSES}/{made['id']}")
 
 
-async def responses_compaction(server: RecordedServer) -> None:
+async def responses_compaction(server: Server) -> None:
     summary = f"{THINK}{FINAL}They said hi.{RETURN}"
     at = [{"type": "compaction", "compact_threshold": 20}]
     story = [{"role": "user", "content": "an old story"}, {"role": "assistant", "content": "Nice."}]
     for stream in STREAMED:
-        server.play(summary, HELLO)
+        server.client.play(summary, HELLO)
         ask = [*story, {"role": "user", "content": "and now?"}]
-        await server.post(RESPONSES, input=ask, context_management=at, stream=stream)
-        server.play(summary)
-        await server.post(RESPONSES, input=[*story, {"type": "compaction_trigger"}], stream=stream)
-    compacted = await server.post(f"{RESPONSES}/compact", input=story)
-    body = await server.post(RESPONSES, input=[*compacted["output"], *CHAT_HI])
-    await server.get(f"{RESPONSES}/{body['id']}/input_items")
-    await server.bare(f"{RESPONSES}/input_tokens", input="hi")
+        await post(server, RESPONSES, input=ask, context_management=at, stream=stream)
+        server.client.play(summary)
+        await post(server, RESPONSES, input=[*story, {"type": "compaction_trigger"}], stream=stream)
+    compacted = await post(server, f"{RESPONSES}/compact", input=story)
+    body = await post(server, RESPONSES, input=[*compacted["output"], *CHAT_HI])
+    await server.ask("GET", f"{RESPONSES}/{body['id']}/input_items")
+    await server.ask("POST", f"{RESPONSES}/input_tokens", input="hi")
 
 
 SHELL_OUTPUT = {"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
@@ -198,36 +199,36 @@ ITEMS: tuple[dict[str, Any], ...] = (
 )
 
 
-async def responses_items(server: RecordedServer) -> None:
-    server.play(HELLO)
-    body = await server.post(RESPONSES, input=list(ITEMS))
+async def responses_items(server: Server) -> None:
+    server.client.play(HELLO)
+    body = await post(server, RESPONSES, input=list(ITEMS))
     listed = f"{RESPONSES}/{body['id']}/input_items"
-    await server.get(f"{listed}?limit=100")
-    again = await server.post(RESPONSES, input="more", previous_response_id=body["id"])
-    await server.get(f"{RESPONSES}/{again['id']}")
+    await server.ask("GET", f"{listed}?limit=100")
+    again = await post(server, RESPONSES, input="more", previous_response_id=body["id"])
+    await server.ask("GET", f"{RESPONSES}/{again['id']}")
     replayed = [*body["output"], *CHAT_HI, {"type": "item_reference", "id": body["output"][-1]["id"]}]
-    last = await server.post(RESPONSES, input=replayed)
-    await server.get(f"{RESPONSES}/{last['id']}/input_items")
-    await server.get(f"{listed}?order=asc&limit=1")
+    last = await post(server, RESPONSES, input=replayed)
+    await server.ask("GET", f"{RESPONSES}/{last['id']}/input_items")
+    await server.ask("GET", f"{listed}?order=asc&limit=1")
     file = {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,aGk="}
-    body = await server.post(RESPONSES, input=[{"role": "user", "content": [file]}])
-    await server.get(f"{RESPONSES}/{body['id']}/input_items")
+    body = await post(server, RESPONSES, input=[{"role": "user", "content": [file]}])
+    await server.ask("GET", f"{RESPONSES}/{body['id']}/input_items")
 
 
-async def conversations(server: RecordedServer) -> None:
-    server.play(HELLO)
-    made = await server.bare(CONVERSATIONS, metadata={"a": "b"})
+async def conversations(server: Server) -> None:
+    server.client.play(HELLO)
+    made = await server.ask("POST", CONVERSATIONS, metadata={"a": "b"})
     one = f"{CONVERSATIONS}/{made['id']}"
-    await server.get(f"{one}/items")
+    await server.ask("GET", f"{one}/items")
     for start in range(0, len(ITEMS), 20):
-        await server.bare(f"{one}/items", items=list(ITEMS[start : start + 20]))
+        await server.ask("POST", f"{one}/items", items=list(ITEMS[start : start + 20]))
     for stream in STREAMED:
-        await server.post(RESPONSES, input="hi", conversation=made["id"], stream=stream)
-    listed = await server.get(f"{one}/items?limit=100")
+        await post(server, RESPONSES, input="hi", conversation=made["id"], stream=stream)
+    listed = await server.ask("GET", f"{one}/items?limit=100")
     for item in listed["data"]:
-        await server.get(f"{one}/items/{item['id']}")
-    await server.delete(f"{one}/items/{listed['data'][0]['id']}")
-    await server.get(one)
-    await server.bare(one, metadata={})
-    await server.delete(one)
-    await server.bare(CONVERSATIONS)
+        await server.ask("GET", f"{one}/items/{item['id']}")
+    await server.ask("DELETE", f"{one}/items/{listed['data'][0]['id']}")
+    await server.ask("GET", one)
+    await server.ask("POST", one, metadata={})
+    await server.ask("DELETE", one)
+    await server.ask("POST", CONVERSATIONS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.server import Server
 from tests.support.wire.chat_scenarios import chat, chat_stored, completions, messages
 from tests.support.wire.recorder import Recorder
 from tests.support.wire.responses_scenarios import (
@@ -15,13 +16,13 @@ from tests.support.wire.responses_scenarios import (
     responses_server_tools,
     responses_text,
 )
-from tests.support.wire.server import KEY, MODEL, RecordedServer, served
+from tests.support.wire.server import KEY, MODEL, post, served
 from tests.support.wire.words import CHAT, CHAT_HI, CONVERSATIONS, MESSAGES, RESPONSES, Scenario
 
 
-async def models(server: RecordedServer) -> None:
-    await server.get("/v1/models")
-    await server.get("/v1/models/alias")
+async def models(server: Server) -> None:
+    await server.ask("GET", "/v1/models")
+    await server.ask("GET", "/v1/models/alias")
 
 
 FAULTY: tuple[dict[str, Any], ...] = (
@@ -29,7 +30,7 @@ FAULTY: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-async def errors(server: RecordedServer) -> None:
+async def errors(server: Server) -> None:
     for path in (CHAT, "/v1/completions", RESPONSES, MESSAGES, f"{RESPONSES}/compact"):
         for fields in FAULTY:
             needs = {"messages": CHAT_HI, "max_tokens": 9} if path in (CHAT, MESSAGES) else {"input": "hi"}
@@ -40,17 +41,17 @@ async def errors(server: RecordedServer) -> None:
         await server.http.post(path, content=b"{}", headers={"content-type": "text/plain"})
         await server.http.put(path)
     for path in (f"{RESPONSES}/resp_0", f"{CONVERSATIONS}/conv_0", "/v1/nothing", "/v1/models/gpt-9"):
-        await server.get(path, 404)
+        await server.ask("GET", path, 404)
     server.client.max_in_flight = 0
     for path, fields in ((CHAT, {"messages": CHAT_HI}), (RESPONSES, {"input": "hi"})):
-        await server.post(path, 429, **fields)
-        await server.post(path, 429, stream=True, **fields)
-    await server.post(MESSAGES, 429, messages=CHAT_HI, max_tokens=9)
+        await post(server, path, 429, **fields)
+        await post(server, path, 429, stream=True, **fields)
+    await post(server, MESSAGES, 429, messages=CHAT_HI, max_tokens=9)
 
 
-async def unauthorized(server: RecordedServer) -> None:
+async def unauthorized(server: Server) -> None:
     for path in (CHAT, RESPONSES, MESSAGES):
-        await server.post(path, 401)
+        await post(server, path, 401)
     headers = {"authorization": f"Bearer {KEY}"}
     assert (await server.http.get("/v1/models", headers=headers)).status_code == 200
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from chorale.errors import EngineDeadError
 from tests.support.engine.scripted_client import Script
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, ids
-from tests.support.wire.server import RecordedServer
+from tests.support.server import Server
 
 RETURN, CALL = "<|return|>", "<|call|>"
 THINK = f"{ANALYSIS}Hm.{NEXT}"
@@ -42,4 +42,4 @@ SERVER_TOOLS = [{"type": "web_search"}, {"type": "code_interpreter", "container"
 GET = {"type": "function", "name": "get", "description": "Gets.", "parameters": SCHEMA, "strict": False}
 BARE = {"type": "function", "name": "ping"}
 
-Scenario = Callable[[RecordedServer], Awaitable[None]]
+Scenario = Callable[[Server], Awaitable[None]]

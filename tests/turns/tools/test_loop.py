@@ -15,7 +15,7 @@ from chorale.errors import EngineDeadError
 from chorale.tools.contract import CodeOutput, Progress, ToolCall, ToolResult
 from chorale.turns.choice.runaway import MAX_SAME_RESULTS
 from chorale.turns.choice.tool_use import MAX_UNKNOWN
-from tests.support.engine.scripted_client import Script
+from tests.support.engine.scripted_client import Script, ids
 from tests.support.responses import TOOL
 from tests.support.scripted_tools import (
     Runner,
@@ -23,7 +23,6 @@ from tests.support.scripted_tools import (
     result,
     tools_served,
 )
-from tests.support.server import VOCAB
 
 THINK = "<|channel|>analysis<|message|>I need a tool.<|end|><|start|>assistant"
 SEARCH = '<|channel|>analysis to=browser.search code<|message|>{"query":"q"}<|call|>'
@@ -40,10 +39,6 @@ MCP: dict[str, Any] = {
     "server_url": "http://127.0.0.1:1/mcp",
     "require_approval": "never",
 }
-
-
-def ids(text: str) -> list[int]:
-    return VOCAB.encode_with_special(text)
 
 
 def kinds(body: Any) -> list[str]:

@@ -13,24 +13,13 @@ from chorale.config.engine import ServerConfig, hash_key
 from chorale.errors import EngineDeadError
 from chorale.jobs.background import STOPPED
 from chorale.store.store import SqliteStore
-from tests.support.engine.scripted_client import Script
-from tests.support.responses import CALL, HELLO, MODEL, TOOL, fold_events, serve, tokens
+from tests.support.engine.scripted_client import Script, ids
+from tests.support.responses import CALL, HELLO, MODEL, TOOL, fold_events, serve
 from tests.support.server import Server
 from tests.support.sse import parse_sse
 
-SLOW = Script(tokens(HELLO), delay=0.01)
-HANGS = Script(tokens(HELLO)[:8], hang=True)
-
-
-async def ended(server: Server, response_id: str, seconds: float = 10) -> dict[str, Any]:
-    """Poll until the response has a final status."""
-    async with asyncio.timeout(seconds):
-        while True:
-            answer = await server.http.get(f"/v1/responses/{response_id}")
-            body: dict[str, Any] = answer.json()
-            if body["status"] not in ("queued", "in_progress"):
-                return body
-            await asyncio.sleep(0.02)
+SLOW = Script(ids(HELLO), delay=0.01)
+HANGS = Script(ids(HELLO)[:8], hang=True)
 
 
 async def resume(server: Server, response_id: str, **query: Any) -> list[dict[str, Any]]:
@@ -45,10 +34,10 @@ async def test_a_background_response_is_queued_and_polled_to_its_end() -> None:
         made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
         assert made.status == "queued"
         assert made.background is True
-        body = await ended(server, made.id)
+        body = await server.ended(made.id)
         assert body["status"] == "completed"
         assert body["output"][1]["content"][0]["text"] == "Hi there!"
-        assert body["usage"]["output_tokens"] == len(tokens(HELLO))
+        assert body["usage"]["output_tokens"] == len(ids(HELLO))
         assert body["completed_at"] >= body["created_at"]
         follow_up = await server.sdk.responses.create(
             model=MODEL, input="again", previous_response_id=made.id
@@ -218,7 +207,7 @@ async def test_a_server_stop_fails_responses_that_cannot_be_resumed() -> None:
 async def test_obfuscation_pads_deltas_and_changes_nothing_else() -> None:
     async with serve(HELLO) as server:
         made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
-        await ended(server, made.id)
+        await server.ended(made.id)
         plain = await resume(server, made.id)
         answer = await server.http.get(f"/v1/responses/{made.id}?stream=true&include_obfuscation=true")
         frames = [f for f in answer.content.split(b"\n\n") if f.split(b"\n")[0].endswith(b".delta")]
@@ -268,6 +257,6 @@ async def test_the_summary_dialect_returns_reasoning_as_a_summary() -> None:
         result = {"type": "function_call_output", "call_id": call.call_id, "output": "21"}
         user = {"role": "user", "content": "weather?"}
         _, body = await server.post(input=[user, *read["output"], result], tools=[TOOL])
-        said = [*server.prompt_ids(0), *tokens(CALL)]
+        said = [*server.prompt_ids(0), *ids(CALL)]
         assert server.prompt_ids(1)[: len(said)] == said
         assert body["output"][0]["summary"][0]["text"] == "Say hi."

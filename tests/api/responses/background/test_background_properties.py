@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.api.responses.background.test_background import ended, resume
+from tests.api.responses.background.test_background import resume
 from tests.api.responses.test_events import PIECES
-from tests.support.engine.scripted_client import Script
-from tests.support.responses import TOOL, fold_events, serve, tokens, without_ids
+from tests.support.engine.scripted_client import Script, ids
+from tests.support.responses import TOOL, fold_events, serve, without_ids
 from tests.support.server import run
 
 CUTS = ("none", "cancel", "elsewhere", "stop")
@@ -33,7 +33,7 @@ async def check(token_ids: list[int], step: int, cut: str, seed: int) -> None:
         elif cut == "stop":
             await server.store.background.settle(made["id"], b"")
             await server.app.state.background.close(server.store)
-        body = await ended(server, made["id"])
+        body = await server.ended(made["id"])
         events = await resume(server, made["id"])
         if any(event["type"] == "response.in_progress" for event in events):
             assert fold_events(copy.deepcopy(events)) == body
@@ -57,4 +57,4 @@ async def check(token_ids: list[int], step: int, cut: str, seed: int) -> None:
     seed=st.integers(0, 2**31),
 )
 def test_the_stream_folds_to_the_stored_body(pieces: list[str], step: int, cut: str, seed: int) -> None:
-    run(lambda: check(tokens("".join(pieces)) or [200002], step, cut, seed))
+    run(lambda: check(ids("".join(pieces)) or [200002], step, cut, seed))

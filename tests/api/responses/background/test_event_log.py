@@ -40,9 +40,8 @@ from chorale.turns.events import (
     TurnEnded,
     Usage,
 )
-from tests.api.responses.background.test_background import ended
-from tests.support.engine.scripted_client import Script
-from tests.support.responses import HELLO, TOOL, VOCAB, fold_events, serve, tokens
+from tests.support.engine.scripted_client import Script, ids
+from tests.support.responses import HELLO, TOOL, VOCAB, fold_events, serve
 from tests.support.scripted_tools import tools_served
 from tests.support.sse import parse_sse
 from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB
@@ -140,7 +139,7 @@ async def test_a_stream_after_a_crash_begins_with_the_bytes_read_before_it(tmp_p
 
     before: list[bytes] = []
     store = SqliteStore(path, recover=recovery(VOCAB))
-    async with serve(Script(tokens(HELLO)[:13], hang=True), store=store) as server:
+    async with serve(Script(ids(HELLO)[:13], hang=True), store=store) as server:
         _, made = await server.post(input="x", background=True, metadata={"a": "b"})
         async with aclosing(follow(server.app.state, made["id"], b"", RenderOptions())) as stream:
             async with asyncio.timeout(10):
@@ -175,7 +174,7 @@ async def test_the_last_message_of_a_recovered_response_has_no_tokens_to_replay(
 
 
 async def ended_log(server: Any, response_id: str) -> tuple[Any, list[LogEvent]]:
-    await ended(server, response_id)
+    await server.ended(response_id)
     return await whole_log(server, response_id)
 
 

@@ -22,13 +22,13 @@ from chorale.store.background import MAX_ATTEMPTS
 from chorale.store.jobs import WAITING
 from chorale.store.protocol import RESTARTED
 from chorale.store.store import ResponseStore, SqliteStore
-from tests.api.responses.background.test_background import ended, resume
+from tests.api.responses.background.test_background import resume
 from tests.store.test_store import kept
-from tests.support.engine.scripted_client import Script
-from tests.support.responses import HELLO, fold_events, serve, tokens
+from tests.support.engine.scripted_client import Script, ids
+from tests.support.responses import HELLO, fold_events, serve
 from tests.support.server import Server
 
-HANGS = Script(tokens(HELLO)[:8], hang=True)
+HANGS = Script(ids(HELLO)[:8], hang=True)
 
 
 def crash(path: Path, *texts: str) -> list[str]:
@@ -89,7 +89,7 @@ async def test_responses_are_queued_after_a_crash_and_another_server_completes_t
     assert list(rows(path)) == [("queued", WAITING, 1, 0)] * 2
     async with serving(store) as server:
         for response_id in made:
-            body = await ended(server, response_id)
+            body = await server.ended(response_id)
             assert (body["status"], body["output"][-1]["content"][0]["text"]) == (
                 "completed",
                 "Hi there!",
@@ -131,7 +131,7 @@ async def test_exactly_one_of_several_servers_resumes_a_response(tmp_path: Path)
     stores = [SqliteStore(str(path)) for _ in range(3)]
     async with serving(stores[0]) as a, serving(stores[1]) as b, serving(stores[2]) as c:
         for response_id in made:
-            assert (await ended(a, response_id))["status"] == "completed"
+            assert (await a.ended(response_id))["status"] == "completed"
         assert sum(len(server.client.requests) for server in (a, b, c)) == len(made)
 
 
@@ -172,7 +172,7 @@ async def test_a_drain_leaves_responses_and_conversations_to_the_next_server(tmp
         assert body["status"] == "queued"
     async with serving(SqliteStore(path)) as server:
         assert (await server.post(input="b", conversation=conversation))[0] == 400  # still leased
-        assert (await ended(server, made["id"]))["status"] == "completed"
+        assert (await server.ended(made["id"]))["status"] == "completed"
         items = (await server.http.get(f"/v1/conversations/{conversation}/items")).json()["data"]
         assert [item["type"] for item in items] == ["message", "reasoning", "message"]
         assert (await server.post(input="b", conversation=conversation))[0] == 200

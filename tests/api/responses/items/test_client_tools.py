@@ -11,7 +11,8 @@ from openai.types.responses import Response
 from chorale.api.responses.items.client_calls import call_object
 from chorale.api.responses.items.shell_events import CommandEvent, CommandReader
 from chorale.turns.events import ItemOpened
-from tests.support.responses import ANSWER, TOOL, fold_events, serve, tokens
+from tests.support.engine.scripted_client import ids
+from tests.support.responses import ANSWER, TOOL, fold_events, serve
 
 CUSTOM = {"type": "custom", "name": "note", "description": "Writes a note."}
 PATCH_GRAMMAR = 'start: "*** Begin Patch" LF line+ "*** End Patch"\nline: /[+-].*/ LF\n%import common.LF\n'
@@ -281,7 +282,7 @@ async def test_outputs_follow_the_replayed_tokens_of_their_calls(
             continued = {"input": [{"role": "user", "content": "x"}, item, output]}
         status, body = await server.post(tools=[tool], **continued)
         assert status == 200, body
-        before = server.prompt_ids(0) + tokens(script)
+        before = server.prompt_ids(0) + ids(script)
         assert server.prompt_ids(1)[: len(before)] == before
         shown = f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{read}<|end|>"
         assert shown in server.prompt()

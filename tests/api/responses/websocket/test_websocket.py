@@ -28,10 +28,10 @@ from chorale.api.http.middleware import HttpMiddleware, unknown_path
 from chorale.api.responses.websocket import lanes, socket
 from chorale.errors import EngineError
 from tests.support import PATIENCE
-from tests.support.engine.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import Script, ScriptedClient, ids
 from tests.support.event_loop import until
 from tests.support.raw_http import call, connect, exchange
-from tests.support.responses import ANSWER, CALL, HELLO, TOOL, tokens
+from tests.support.responses import ANSWER, CALL, HELLO, TOOL
 from tests.support.server import Server, listening, make_state
 from tests.support.server import served as started
 
@@ -46,7 +46,7 @@ Event = dict[str, Any]
 
 
 def playing(text: str = HELLO, **options: Any) -> ScriptedClient:
-    return ScriptedClient(lambda request, index: Script(tokens(text), **options))
+    return ScriptedClient(lambda request, index: Script(ids(text), **options))
 
 
 def served(client: ScriptedClient | None = None, **config: Any) -> AbstractAsyncContextManager[Server]:
@@ -183,7 +183,7 @@ async def test_a_lane_may_continue_a_response_of_another_lane() -> None:
 
 async def test_a_call_can_be_answered_over_the_same_connection() -> None:
     texts = [CALL, ANSWER]
-    client = ScriptedClient(lambda request, index: Script(tokens(texts[len(client.requests) - 1])))
+    client = ScriptedClient(lambda request, index: Script(ids(texts[len(client.requests) - 1])))
     async with served(client) as server, opened(server) as connection:
         first = await ask(connection, store=False, tools=[TOOL])
         [made] = [item for item in first["response"]["output"] if item["type"] == "function_call"]
@@ -291,7 +291,7 @@ async def test_a_full_queue_is_an_error_with_retry_after() -> None:
 
 async def test_lanes_are_admitted_like_separate_requests() -> None:
     """A request over the limit is refused immediately; the others and the connection continue."""
-    begun, whole = tokens(HELLO.partition("Hi")[0]), tokens(HELLO)
+    begun, whole = ids(HELLO.partition("Hi")[0]), ids(HELLO)
     client = ScriptedClient(
         lambda request, index: Script(begun, hang=True) if len(client.requests) <= 2 else Script(whole)
     )
