@@ -1,4 +1,4 @@
-"""The engine loop: receive, step, deliver. It runs in the engine process, and in tests in a thread."""
+"""The engine loop of the engine process: receive, step, deliver."""
 
 from __future__ import annotations
 
