@@ -42,7 +42,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_is_scored_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = sums(tmp_path / "sums.jsonl", 20), tmp_path / "out"
     options = ("--out", out, "--effort", "low,high", "--repeats", 2, "--seed", 5)
-    with FakeServer(adding).running() as fake:
+    with FakeServer(adding) as fake:
         assert run(f"file:{file}", "--base-url", fake.url, *options, "--max-tokens", 50) == 0
     shown = capsys.readouterr()
     assert "file:sums.jsonl  low     20        2  85.0 %" in shown.out  # 0, 7 and 14 are wrong
@@ -79,7 +79,7 @@ def test_failed_requests_are_asked_again_and_wrong_answers_are_not(tmp_path: Pat
         return chat("0")
 
     file, out = sums(tmp_path / "sums.jsonl", 8), tmp_path / "out"
-    with FakeServer(answer).running() as fake:
+    with FakeServer(answer) as fake:
         assert run(f"file:{file}", "--base-url", fake.url, "--out", out) == 1
         records = {record["sample"]: record for record in journal(out)}
         assert [records[f"s{a}"]["score"] for a in range(8)] == [0, 1, 1, 0, 0, 0, 0, 0]
@@ -105,7 +105,7 @@ def test_a_run_resumes_with_more_samples_but_not_with_other_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, out = sums(tmp_path / "sums.jsonl", 12), tmp_path / "out"
-    with FakeServer(adding).running() as fake:
+    with FakeServer(adding) as fake:
         same = (f"file:{file}", "--base-url", fake.url, "--out", out)
         assert run(*same, "--resume") == 2
         assert "holds no run" in capsys.readouterr().err
@@ -131,7 +131,7 @@ def test_a_stopped_run_continues_and_records_no_answer_twice(tmp_path: Path) -> 
         return adding(body, number)
 
     file, out = sums(tmp_path / "sums.jsonl", 90), tmp_path / "out"
-    with FakeServer(slow).running() as fake:
+    with FakeServer(slow) as fake:
         arguments = (f"file:{file}", "--base-url", fake.url, "--out", str(out))
         code, error = stopped(signal.SIGINT, 15, out, *arguments)
         assert (code, error.endswith(f"to continue: the same command with --out {out}\n")) == (130, True)
@@ -170,7 +170,7 @@ def test_a_folder_accepts_one_run_at_a_time(tmp_path: Path, capsys: pytest.Captu
     from chorale_evals.journal import Journal
 
     file, out = sums(tmp_path / "sums.jsonl", 1), tmp_path / "out"
-    with Journal(out), FakeServer(adding).running() as fake:
+    with Journal(out), FakeServer(adding) as fake:
         assert run(f"file:{file}", "--base-url", fake.url, "--out", out) == 2
         assert "another chorale eval is writing" in capsys.readouterr().err
 
@@ -179,11 +179,11 @@ def test_a_lost_server_ends_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, out = sums(tmp_path / "sums.jsonl", 60), tmp_path / "out"
-    with FakeServer(lambda body, number: (400, {"error": {"message": "no such field"}})).running() as fake:
+    with FakeServer(lambda body, number: (400, {"error": {"message": "no such field"}})) as fake:
         assert run(f"file:{file}", "--base-url", fake.url, "--out", out, "--max-concurrency", 4) == 1
     assert "8 requests in a row got no answer; the last: HTTP 400: no such field" in capsys.readouterr().err
     assert len(fake.bodies) < 16
-    with FakeServer(lambda body, number: (401, {"error": {"message": "bad key"}})).running() as fake:
+    with FakeServer(lambda body, number: (401, {"error": {"message": "bad key"}})) as fake:
         assert run(f"file:{file}", "--base-url", fake.url, "--out", tmp_path / "b") == 2
     assert "refuses every request to chat/completions: HTTP 401: bad key" in capsys.readouterr().err
 
@@ -198,7 +198,7 @@ def test_a_run_can_use_the_responses_api(tmp_path: Path) -> None:
         return 200, {"status": "completed", "output": output, "usage": usage}
 
     file, out = sums(tmp_path / "sums.jsonl", 1), tmp_path / "out"
-    with FakeServer(answer).running() as fake:
+    with FakeServer(answer) as fake:
         options = ("--api", "responses", "--max-tokens", 9, "--temperature", 0, "--out", out)
         assert run(f"file:{file}", "--base-url", fake.url, *options) == 0
     assert fake.paths == ["/v1/responses"]
@@ -275,7 +275,7 @@ def test_mistakes_on_the_command_line_are_named(
 
 
 def test_an_unknown_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with FakeServer(adding).running() as fake:
+    with FakeServer(adding) as fake:
         assert run("sample", "--base-url", fake.url, "--model", "other", "--out", tmp_path / "out") == 2
     assert "the server has no model 'other'; it has fake" in capsys.readouterr().err
 
@@ -289,7 +289,7 @@ def test_calls_are_graded_as_json_and_lines_may_set_fields(tmp_path: Path) -> No
     }  # fmt: skip
     (tmp_path / "calls.jsonl").write_text(json.dumps(line))
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
-    with FakeServer(lambda *_: chat("", tool_calls=[call], finish_reason="tool_calls")).running() as fake:
+    with FakeServer(lambda *_: chat("", tool_calls=[call], finish_reason="tool_calls")) as fake:
         assert run(f"file:{tmp_path}/calls.jsonl", "--base-url", fake.url, "--out", tmp_path / "out") == 0
     assert (fake.bodies[0]["tools"], fake.bodies[0]["reasoning_effort"]) == ([tool], "high")
     assert journal(tmp_path / "out")[0]["score"] == 1.0
@@ -300,6 +300,6 @@ def test_a_pattern_that_takes_too_long_does_not_stop_a_run(
 ) -> None:
     monkeypatch.setattr(regex, "SECONDS", 0.05)
     (tmp_path / "slow.jsonl").write_text(json.dumps({"prompt": "x", "answer": "(a+)+$", "grader": "regex"}))
-    with FakeServer(lambda *_: chat("a" * 5000 + "!")).running() as fake:
+    with FakeServer(lambda *_: chat("a" * 5000 + "!")) as fake:
         assert run(f"file:{tmp_path}/slow.jsonl", "--base-url", fake.url, "--out", tmp_path / "out") == 0
     assert "needs more than" in journal(tmp_path / "out")[0]["detail"]["reason"]

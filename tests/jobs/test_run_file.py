@@ -23,7 +23,7 @@ from chorale.jobs.line import Answer, Line
 from chorale.jobs.run_file import FileWork, Journal, ServerGoneError
 from chorale.requests.openai_client import NoAnswerError
 from chorale.store.protocol import StoreError
-from tests.support.tools.http_files import http_files
+from tests.support.tools.http_files import HttpFiles
 
 
 def request(custom_id: str, **changes: Any) -> str:
@@ -227,7 +227,7 @@ def test_a_full_disk_ends_the_run_and_the_next_one_continues(tmp_path: Path) -> 
 
 def test_input_is_downloaded_from_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_DELAY", 0.01)
-    with http_files() as server:
+    with HttpFiles() as server:
         server.files["/in?token=secret"] = b"content\n" * 1000
         server.failures["/in?token=secret"] = [503, 500]
         download(f"{server.url}/in?token=secret", tmp_path / "in")
@@ -246,7 +246,7 @@ def write(file: BinaryIO) -> None:
 
 def test_output_is_uploaded_to_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_DELAY", 0.01)
-    with http_files() as server:
+    with HttpFiles() as server:
         destination = Destination.of(f"{server.url}/out?sig=1", tmp_path)
         server.failures["/out?sig=1"] = [500]
         destination.deliver(write)

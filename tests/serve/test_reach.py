@@ -2,52 +2,34 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
-from collections.abc import Iterator
-
 import pytest
 
 from chorale.errors import ConfigError
 from chorale.serve import private_server
 from chorale.serve.private_server import reach
+from tests.support.http_server import Asked, HttpServer, Reply
 
 
-@pytest.fixture
-def statuses() -> list[int]:
-    return []
-
-
-@pytest.fixture
-def address(statuses: list[int]) -> Iterator[str]:
+class Health(HttpServer):
     """A server whose /health answers with ``statuses``, one after the other."""
 
-    class Health(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(statuses.pop(0))
-            self.send_header("content-length", "0")
-            self.end_headers()
+    def __init__(self, *statuses: int) -> None:
+        super().__init__()
+        self.statuses = list(statuses)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Health) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-        thread.join()
+    def answer(self, asked: Asked) -> Reply:
+        return Reply(self.statuses.pop(0))
 
 
 def test_a_server_that_loads_its_model_is_waited_for(
-    address: str, statuses: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Otherwise ``chorale chat`` beside a server that starts would talk to another model."""
-    statuses += [503, 503, 503, 200]
-    monkeypatch.setattr(private_server, "DEFAULT_URL", address)
-    with reach(None, None, []) as endpoint:
-        assert endpoint.base_url == address
-    assert statuses == []
+    with Health(503, 503, 503, 200) as server:
+        monkeypatch.setattr(private_server, "DEFAULT_URL", f"{server.url}/v1")
+        with reach(None, None, []) as endpoint:
+            assert endpoint.base_url == f"{server.url}/v1"
+    assert server.statuses == []
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 

@@ -24,12 +24,12 @@ import pytest
 from chorale.cli.commands.serve.run_batch import parser, read_options
 from chorale.cli.main import main
 from tests.support.ports import free_port
-from tests.support.tools.http_files import HttpFiles, http_files
+from tests.support.tools.http_files import HttpFiles
 
 
 @pytest.fixture
 def server() -> Iterator[HttpFiles]:
-    with http_files() as found:
+    with HttpFiles() as found:
         yield found
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.support.http_server import Asked, HttpServer, Reply
 
 
 @dataclass(frozen=True)
@@ -24,46 +24,25 @@ class Exported:
     seconds: float
 
 
-class Collector:
-    """A context manager. ``delay``: seconds before each answer; ``status``: HTTP status of the answers."""
+class Collector(HttpServer):
+    """``delay``: seconds before each answer; ``status``: HTTP status of the answers."""
 
     def __init__(self, *, status: int = 200, delay: float = 0.0) -> None:
+        super().__init__()
+        self._status, self._delay = status, delay
         self.spans: list[Exported] = []
         self.num_posts = 0
         self.headers: list[dict[str, str]] = []
-        collector = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                collector.headers.append({key.lower(): value for key, value in self.headers.items()})
-                collector.num_posts += 1
-                time.sleep(delay)
-                if status == 200 and self.path == "/v1/traces":
-                    collector.spans += decode(body)
-                self.send_response(status if self.path == "/v1/traces" else 404)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Collector:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def answer(self, asked: Asked) -> Reply:
+        self.headers.append({key.lower(): value for key, value in asked.headers.items()})
+        self.num_posts += 1
+        time.sleep(self._delay)
+        if asked.path != "/v1/traces":
+            return Reply(404)
+        if self._status == 200:
+            self.spans += decode(asked.body)
+        return Reply(self._status)
 
     def named(self, start: str) -> list[Exported]:
         return [span for span in self.spans if span.name.startswith(start)]
