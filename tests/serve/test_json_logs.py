@@ -13,9 +13,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from chorale.serve.logs import EXPORTER, ExporterFilter, JsonFormatter
 from chorale.tracing.context import CURRENT, RequestContext
 from chorale.tracing.otel import is_installed
+from tests.serve.test_supervisor import serve
 from tests.support.tracing.collector import Collector
 from tests.support.tracing.spans import KeptTracer
 
@@ -113,16 +116,23 @@ def test_lines_of_processes_do_not_mix(tmp_path: Path) -> None:
     assert "ValueError: uncaught" in others[1]["exception"]
 
 
-def test_every_log_line_of_a_server_is_a_json_object() -> None:
+def test_every_log_line_of_a_server_is_a_json_object(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs a supervisor, two API processes and a fake engine, with tracing if the extra is installed."""
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
     traced = is_installed()
-    server: dict[str, Any] = {
+    options: dict[str, Any] = {
         "log_format": "json", "log_level": "info", "api_server_count": 2, "served_model_names": ["demo"],
     }  # fmt: skip
     with Collector() as collector:
         if traced:
-            server["otlp_traces_endpoint"] = collector.url
-        ids, lines = serve(server)
+            options["otlp_traces_endpoint"] = collector.url
+        with serve(server=options) as server:
+            server.wait_until("it is ready", lambda: "ready" in server.states)
+            ids = [send(server.port) for _ in range(6)]
+            server.process.terminate()
+            assert server.ended() == 0
+            lines = [json.loads(line) for line in server.log.read_text().splitlines()]
     logged = [line for line in lines if line["logger"] == "chorale.access"]
     access = {line["request_id"]: line for line in logged}
     # Two processes write the lines, so a later request may be logged first.
@@ -136,25 +146,6 @@ def test_every_log_line_of_a_server_is_a_json_object() -> None:
     for name, span in spans.items():
         assert (access[name]["trace_id"], access[name]["span_id"]) == (span.trace_id, span.span_id)
         assert span.resource["chorale.process"] == access[name]["process"]
-
-
-def serve(server: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Start a server, send requests and stop it. Returns the request ids and the log lines."""
-    command = [sys.executable, "-m", "tests.support.serve.serve_fake", json.dumps({"server": server})]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
-        try:
-            assert process.stdout is not None
-            port = next(event["port"] for line in process.stdout if "port" in (event := json.loads(line)))
-            next(line for line in process.stdout if json.loads(line).get("state") == "ready")
-            ids = [send(port) for _ in range(6)]
-            process.terminate()
-            _, errors = process.communicate(timeout=30)
-            assert process.returncode == 0, errors
-        finally:
-            process.kill()
-    return ids, [json.loads(line) for line in errors.splitlines()]
 
 
 def send(port: int) -> str:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import http.client
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,55 +14,25 @@ from chorale.client.base import EngineInfo, EngineStatus
 from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
 from chorale.machine import devices, platforms
-from chorale.machine.devices import replica_environments, share, visible_ids
+from chorale.machine.devices import replica_environments, visible_ids
 from chorale.serve import precheck
 from chorale.serve.bootstrap import EngineStart, replicate
-from chorale.serve.engine_monitor import spawn
 from chorale.serve.supervisor import ReplicaStatuses
-from tests.serve.test_supervisor import JSON, Supervised, ended, fetch, serve
-from tests.support.serve.harness import until
+from tests.serve.test_supervisor import Supervised, serve
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 ONE_HTTP = {"data_parallel_size": 2, "api_server_count": 1}
 TWO_HTTP = {"data_parallel_size": 2, "api_server_count": 2}
 
 
-async def health(server: Supervised, path: str = "/health") -> tuple[int | None, Any]:
-    status, body = await asyncio.to_thread(fetch, server.port, path, {})
-    return status, json.loads(body) if body else None
-
-
-async def states(server: Supervised) -> list[str]:
-    _, body = await health(server)
-    return [each["status"] for each in body["engines"]] if body else []
-
-
-async def both_ready(server: Supervised) -> None:
-    await server.listening()
-    while await states(server) != ["ready", "ready"]:
-        await asyncio.sleep(0.05)
-
-
-async def metric(server: Supervised, name: str) -> dict[str, float]:
+def metric(server: Supervised, name: str) -> dict[str, float]:
     """Returns the values of a metric by engine. The parser is as strict as that of Prometheus."""
-    _, body = await asyncio.to_thread(fetch, server.port, "/metrics", {})
     return {
         sample.labels["engine"]: sample.value
-        for family in text_string_to_metric_families(body.decode())
+        for family in text_string_to_metric_families(server.metrics())
         for sample in family.samples
         if sample.name == name
     }
-
-
-async def complete(server: Supervised, prompt: list[int], **fields: Any) -> tuple[int, Any]:
-    def post() -> tuple[int, Any]:
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as client:
-            body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True, **fields}
-            client.request("POST", "/v1/completions", json.dumps(body), JSON)
-            answer = client.getresponse()
-            return answer.status, json.loads(answer.read())
-
-    return await asyncio.to_thread(post)
 
 
 @on_linux
@@ -74,13 +40,14 @@ async def complete(server: Supervised, prompt: list[int], **fields: Any) -> tupl
     ("fault", "server", "code", "deaths"),
     [({"refuse": "no such tensor"}, {}, 2, 0), ({"crash": "no such device"}, ONE_HTTP, 1, 2)],
 )
-async def test_the_server_exits_when_all_engines_have_failed(
+def test_the_server_exits_when_all_engines_have_failed(
     fault: dict[str, str], server: dict[str, int], code: int, deaths: int
 ) -> None:
     """A configuration that cannot run is not tried again; after a crash, each engine is started once more."""
     limits = {"backoff": 0.01, "max_failed_starts": 2}
-    async with serve(behaviour=fault, server=server, limits=limits) as s:
-        assert await ended(s) == code
+    with serve(behaviour=fault, server=server, limits=limits) as s:
+        assert s.ended() == code
+        s.wait_until("the failure is told", lambda: "failed" in s.states)
         failed = next(event for event in s.events if event.get("state") == "failed")
         assert "no such" in failed["message"]
         assert s.states.count("failed") == 1
@@ -88,30 +55,32 @@ async def test_the_server_exits_when_all_engines_have_failed(
 
 
 @on_linux
-async def test_the_server_serves_although_one_engine_cannot_start() -> None:
+def test_the_server_serves_although_one_engine_cannot_start() -> None:
     behaviour = {"crash": "out of memory", "faulty": "engine-1"}
-    async with serve(behaviour=behaviour, server=TWO_HTTP, limits={"backoff": 0.01}) as s:
-        await s.listening()
-        await s.answers(200)
-        await until(lambda: "ready" in s.states, "the operator is notified")
-        assert (await complete(s, [1] * 40))[0] == 200
+    with serve(behaviour=behaviour, server=TWO_HTTP, limits={"backoff": 0.01}) as s:
+        s.until_ready()
+        s.wait_until("the operator is notified", lambda: "ready" in s.states)
+        asked = {"prompt": [1] * 40, "max_tokens": 4, "ignore_eos": True}
+        assert s.ask("/v1/completions", asked)[0] == 200
+
+        def states() -> list[str]:
+            return [each["status"] for each in s.ask("/health")[1]["engines"]]
+
         for _ in range(4):  # any process may answer
-            while await states(s) != ["ready", "failed"]:
-                await asyncio.sleep(0.05)
-            status, body = await health(s)
+            s.wait_until("the failure is shown", lambda: states() == ["ready", "failed"])
+            status, body = s.ask("/health")
             assert (status, body["status"]) == (200, "ready")
             assert "out of memory" in body["engines"][1]["message"]
-            assert (await health(s, "/ready"))[0] == 200
-            assert await metric(s, "chorale:engine_up") == {"0": 1, "1": 0}
+            assert s.ask("/ready")[0] == 200
+            assert metric(s, "chorale:engine_up") == {"0": 1, "1": 0}
         restarts = {"0": 0.0, "1": 4.0}  # after five failed starts
-        while await metric(s, "chorale:engine_restarts_total") != restarts:
-            await asyncio.sleep(0.05)
+        s.wait_until("four restarts", lambda: metric(s, "chorale:engine_restarts_total") == restarts)
         lost = [e["message"] for e in s.events if e.get("state") == "dead"]
         assert lost[-1].startswith("engine 1: ")
         assert lost[-1].endswith("; the other engines keep running")
         assert "failed" not in s.states
         s.process.terminate()
-        assert await ended(s) == 0
+        assert s.ended() == 0
 
 
 # --------------------------------------------------------------------------- the operator's view
@@ -179,20 +148,6 @@ def test_visible_ids_keep_their_spelling_and_order(given: str | None, ids: list[
     assert visible_ids({} if given is None else {"CUDA_VISIBLE_DEVICES": given}) == ids
 
 
-def test_gpus_are_shared_out_to_replicas_in_order() -> None:
-    assert share(["4", "5", "6", "7"], 2, 2) == [["4", "5"], ["6", "7"]]
-    assert share(["GPU-a", "GPU-b", "GPU-c"], 2, 1) == [["GPU-a"], ["GPU-b"]]  # the third GPU stays idle
-    with pytest.raises(ConfigError, match=r"4 engines need 4 GPUs, and 2 are visible \(0, 1\): use "
-                                          "--data-parallel-size 2,"):  # fmt: skip
-        share(["0", "1"], 4, 1)
-    with pytest.raises(
-        ConfigError,
-        match=r"2 engines of 4 GPUs .* need 8 GPUs, and 3 are visible .*"
-        "use --tensor-parallel-size 2 --data-parallel-size 1 ",
-    ):
-        share(["0", "1", "2"], 2, 4)
-
-
 def test_each_replica_environment_selects_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platforms, "why_no_cuda", lambda: None)
     monkeypatch.setattr(platforms, "gpu_count", lambda: 4)
@@ -200,6 +155,8 @@ def test_each_replica_environment_selects_its_gpus(monkeypatch: pytest.MonkeyPat
     name = "CUDA_VISIBLE_DEVICES"
     assert replica_environments(config, 2, {}) == [{name: "0"}, {name: "1"}]
     assert replica_environments(config, 2, {name: "3,GPU-1"}) == [{name: "3"}, {name: "GPU-1"}]
+    with pytest.raises(ConfigError, match=r"4 engines need 4 GPUs, and 2 .*use --data-parallel-size 2"):
+        replica_environments(config, 4, {name: "3,GPU-1"})
     ranks = EngineConfig(tensor_parallel_size=2)
     assert replica_environments(ranks, 2, {name: "3,2,1,0"}) == [{name: "3,2"}, {name: "1,0"}]
     assert replica_environments(EngineConfig(device="cpu"), 2, {}) is None
@@ -245,21 +202,6 @@ def test_each_replica_has_its_own_directory_name_and_devices(
     assert one.config.host_share == 1
     [only] = replicate(msgspec.structs.replace(start, config=EngineConfig(device_ids=("1",))), 1)
     assert only.environment == {"CUDA_VISIBLE_DEVICES": "1"}
-
-
-async def test_an_engine_process_gets_the_environment_of_its_start(tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    program = f"import os; open({str(seen)!r}, 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
-    start = EngineStart(
-        directory=str(tmp_path),
-        config=EngineConfig(),
-        parent_pid=1,
-        environment={"CUDA_VISIBLE_DEVICES": "GPU-7"},
-    )
-
-    process = await spawn([sys.executable, "-c", program], start)
-    assert await process.wait() == 0
-    assert seen.read_text() == "GPU-7"
 
 
 def test_ranks_on_mig_instances_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

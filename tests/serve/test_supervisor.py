@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import http.client
 import json
 import os
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator
+import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,122 +25,87 @@ from chorale.errors import ConfigError
 from chorale.serve import supervisor
 from chorale.serve.bootstrap import make_directory
 from tests.support import PATIENCE
-from tests.support.processes import is_running
-from tests.support.serve.harness import until
+from tests.support.processes import children, is_running
+from tests.support.served import Served
 
-SCRIPT = "tests.support.serve.serve_fake"
 WORKERS = {"api_server_count": 2}
 JSON = {"Content-Type": "application/json"}
 
 
 @dataclass
-class Supervised:
-    """The supervisor process, and the events that it has printed."""
+class Supervised(Served):
+    """The supervisor process with fake engines, and the events that it has printed."""
 
-    process: asyncio.subprocess.Process
     events: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def states(self) -> list[str]:
         return [event["state"] for event in self.events if "state" in event]
 
-    @property
-    def port(self) -> int:
-        return next(int(event["port"]) for event in self.events if "port" in event)
+    def read_events(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.events.append(json.loads(line))
+            self.port = self.events[-1].get("port", self.port)
 
-    async def listening(self) -> None:
-        await until(lambda: any("port" in event for event in self.events), "it listens")
+    def is_at(self, status: int) -> bool:
+        """Returns whether /health answers with the status."""
+        with contextlib.suppress(OSError):
+            return self.health() == status
+        return False
 
-    async def answers(self, status: int, path: str = "/health") -> float:
-        """Wait until the path answers with the status. Returns the seconds waited."""
-        start = time.monotonic()
-        while await self.get(path) != status:
-            assert time.monotonic() - start < PATIENCE, f"{path} never answered {status}"
-            await asyncio.sleep(0.05)
-        return time.monotonic() - start
-
-    async def get(self, path: str, **headers: str) -> int | None:
-        return (await asyncio.to_thread(fetch, self.port, path, headers))[0]
-
-    def children(self, module: str) -> list[int]:
-        """Returns the live children of the supervisor whose command line contains ``module``."""
-        found = []
-        for entry in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
-            with contextlib.suppress(FileNotFoundError):
-                if module.encode() in Path(f"/proc/{entry}/cmdline").read_bytes():
-                    found.append(int(entry))
-        return found
+    def until_ready(self) -> None:
+        self.wait_until("/health answers 200", lambda: self.is_at(200))
 
     @property
     def engine(self) -> int:
-        return self.children("fake_engine")[0]
+        return min(children(self.process.pid, "fake_engine"))
+
+    def workers(self) -> list[int]:
+        return sorted(children(self.process.pid, "api_process"))
+
+    def ended(self) -> int:
+        return self.process.wait(60)
 
 
-def fetch(port: int, path: str, headers: dict[str, str]) -> tuple[int | None, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    try:
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    except OSError:
-        return None, b""
-    finally:
-        connection.close()
-
-
-@contextlib.asynccontextmanager
-async def serve(*, stderr: int | None = None, **given: Any) -> AsyncIterator[Supervised]:
+@contextlib.contextmanager
+def serve(**given: Any) -> Iterator[Supervised]:
+    """``given``: the argument of ``serve_fake``. What the processes log is in ``Served.log``."""
     environment = os.environ | {"CHORALE_API_KEY": "secret-of-the-environment"}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        SCRIPT,
-        json.dumps(given),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=stderr,
-        env=environment,
-    )
-    server = Supervised(process)
-    reading = asyncio.ensure_future(read_events(server))
-    try:
-        yield server
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            process.terminate()  # a second signal skips the drain
+    command = [sys.executable, "-m", "tests.support.serve.serve_fake", json.dumps(given)]
+    with (
+        tempfile.NamedTemporaryFile() as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment, text=True) as process,
+    ):
+        server = Supervised(process, 0, Path(log.name))
+        reading = threading.Thread(target=server.read_events)
+        reading.start()
         try:
-            await asyncio.wait_for(process.wait(), PATIENCE)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-        await reading
-
-
-async def read_events(server: Supervised) -> None:
-    assert server.process.stdout is not None
-    async for line in server.process.stdout:
-        server.events.append(json.loads(line))
-
-
-async def ended(server: Supervised, seconds: float = 60.0) -> int:
-    return await asyncio.wait_for(server.process.wait(), seconds)
+            yield server
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.terminate()  # a second signal skips the drain
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            reading.join()
 
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-async def test_health_is_503_with_progress_while_loading_and_sigterm_interrupts_it() -> None:
-    async with serve(behaviour={"load_seconds": 60.0}) as s:
-        await s.listening()
-        await s.answers(503)
-        await until(lambda: s.states, "progress is reported")
-        await asyncio.sleep(0.5)  # one or two heartbeats
-        _, body = await asyncio.to_thread(fetch, s.port, "/health", {})
-        health = json.loads(body)
+def test_health_is_503_with_progress_while_loading_and_sigterm_interrupts_it() -> None:
+    with serve(behaviour={"load_seconds": 60.0}) as s:
+        s.wait_until("it loads", lambda: s.is_at(503))
+        s.wait_until("progress is reported", lambda: s.states)
+        time.sleep(0.5)  # one or two heartbeats
+        _, health = s.ask("/health")
         assert (health["status"], health["phase"], health["progress"]) == ("loading", "load", 0.5)
         engine = s.engine
         s.process.terminate()
-        assert await ended(s, 30.0) == 0  # half of the loading time
+        assert s.process.wait(30) == 0  # half of the loading time
         assert not is_running(engine)
 
 
@@ -149,15 +116,14 @@ def use_another_vocabulary(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Non
 
 
 @pytest.mark.parametrize("server", [{}, WORKERS], ids=["one", "workers"])
-async def test_an_error_of_the_http_side_names_the_file_and_leaves_no_socket(
+def test_an_error_of_the_http_side_names_the_file_and_leaves_no_socket(
     server: dict[str, int], monkeypatch: pytest.MonkeyPatch, sockets: Path, tmp_path: Path
 ) -> None:
     use_another_vocabulary(monkeypatch, tmp_path)
-    path, options = sockets / "socket", {"stderr": asyncio.subprocess.PIPE, "limits": {"backoff": 0.01}}
-    async with serve(server=server | {"uds": str(path)}, **options) as s:
-        assert s.process.stderr is not None
-        said = (await s.process.stderr.read()).decode()
-        assert await ended(s) == 2
+    path = sockets / "socket"
+    with serve(server=server | {"uds": str(path)}, limits={"backoff": 0.01}) as s:
+        assert s.ended() == 2
+        said = s.log.read_text()
     assert str(tmp_path / "o200k_base.tiktoken") in said
     assert "Traceback" not in said, said
     assert not path.exists()
@@ -174,90 +140,75 @@ def socket_directory(engine: int) -> Path:
     raise AssertionError("the engine has no socket")
 
 
-async def replaced(s: Supervised, number: signal.Signals, deadline: float = PATIENCE) -> None:
+def replace_worker(s: Supervised, number: signal.Signals) -> None:
     """Sends a signal to one of two API workers, and waits until another has taken its place."""
-    await s.listening()
-    await until(lambda: len(s.children("api_process")) == 2, "two workers")
-    await s.answers(200)
-    victim = s.children("api_process")[0]
+    s.wait_until("two workers", lambda: len(s.workers()) == 2)
+    s.until_ready()
+    victim = s.workers()[0]
     os.kill(victim, number)
-    await until(
-        lambda: len(s.children("api_process")) == 2 and victim not in s.children("api_process"),
-        "a new worker",
-        deadline,
-    )
+    s.wait_until("a new worker", lambda: len(found := s.workers()) == 2 and victim not in found)
 
 
-async def test_a_dead_api_worker_or_engine_is_replaced_and_the_others_serve_meanwhile() -> None:
-    async with serve(server=WORKERS) as s:
-        await replaced(s, signal.SIGKILL)
+def test_a_dead_worker_or_engine_is_replaced_and_all_die_with_the_supervisor() -> None:
+    with serve(server=WORKERS) as s:
+        replace_worker(s, signal.SIGKILL)
         for _ in range(20):
-            await s.answers(200)
+            s.until_ready()
         first = s.engine
         os.kill(first, signal.SIGKILL)
-        await s.answers(503)
-        await s.answers(200)
+        s.wait_until("its end is noticed", lambda: s.is_at(503))
+        s.until_ready()
         assert s.engine != first
-        await until(lambda: s.states[-1] == "ready", "the operator is notified")
+        s.wait_until("the operator is notified", lambda: s.states[-1] == "ready")
         assert "dead" in s.states
-
-
-async def test_a_stopped_api_worker_is_replaced() -> None:
-    """The other worker still answers health probes, so only the missing heartbeats reveal it."""
-    async with serve(server=WORKERS, engine={"heartbeat_timeout": 1.5}) as s:  # 3 s for a worker
-        await replaced(s, signal.SIGSTOP, 180)
-        await s.answers(200)
-
-
-async def test_children_die_with_a_killed_supervisor() -> None:
-    async with serve(server=WORKERS) as s:
-        await s.listening()
-        await s.answers(200)
-        children = [s.engine, *s.children("api_process")]
+        children = [s.engine, *s.workers()]
         directory = socket_directory(s.engine)
         s.process.kill()
-        await s.process.wait()
-        await until(lambda: not any(is_running(pid) for pid in children), "all end")
+        s.process.wait()
+        s.wait_until("all end", lambda: not any(map(is_running, children)))
     with make_directory():  # the next server removes that of the last one
         assert not directory.exists()
 
 
+def test_a_stopped_api_worker_is_replaced() -> None:
+    """The other worker still answers health probes, so only the missing heartbeats reveal it."""
+    with serve(server=WORKERS, engine={"heartbeat_timeout": 1.5}) as s:  # 3 s for a worker
+        replace_worker(s, signal.SIGSTOP)
+        s.until_ready()
+
+
 @pytest.mark.parametrize(("server", "number"), [({}, signal.SIGQUIT), (WORKERS, signal.SIGHUP)])
-async def test_stop_signals_let_streams_finish_and_leave_nothing(
+def test_stop_signals_let_streams_finish_and_leave_nothing(
     server: dict[str, int], number: signal.Signals
 ) -> None:
-    async with serve(behaviour={"step_seconds": 0.05}, server=server) as s:
-        await s.listening()
-        await s.answers(200)
-        children = [s.engine, *s.children("api_process")]
+    with serve(behaviour={"step_seconds": 0.05}, server=server) as s:
+        s.until_ready()
+        children = [s.engine, *s.workers()]
         assert len(children) == (3 if server else 1)
         directory = socket_directory(s.engine)
         assert directory.exists()
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)) as client:
-            body = {"prompt": [1, 2, 3], "max_tokens": 20, "ignore_eos": True, "stream": True}
-            await asyncio.to_thread(client.request, "POST", "/v1/completions", json.dumps(body), JSON)
-            answer = await asyncio.to_thread(client.getresponse)
-            first = await asyncio.to_thread(answer.readline)
+        body = json.dumps({"prompt": [1, 2, 3], "max_tokens": 20, "ignore_eos": True, "stream": True})
+        asked = urllib.request.Request(f"{s.url}/v1/completions", body.encode(), JSON)
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            first = answer.readline()
             s.process.send_signal(number)
-            rest = await asyncio.to_thread(answer.read)
+            rest = answer.read()
         assert first.startswith(b"data: {"), first
         assert b'"finish_reason":"length"' in rest, rest
         assert rest.endswith(b"data: [DONE]\n\n")
-        assert await ended(s) == 0
-        assert {"stopping": True} in s.events
-        assert not any(is_running(pid) for pid in children)
+        assert s.ended() == 0
+        s.wait_until("it says that it stops", lambda: {"stopping": True} in s.events)
+        assert not any(map(is_running, children))
         assert not directory.exists()
 
 
-async def test_no_key_reaches_argv_or_a_child_and_other_signals_end_none() -> None:
+def test_no_key_reaches_argv_or_a_child_and_other_signals_end_none() -> None:
     """SIGUSR1 writes stacks, and SIGUSR2 does nothing. Children ignore signals from a terminal."""
-    keys = ["secret-of-the-command"]
-    async with serve(keys=keys, server=WORKERS, stderr=asyncio.subprocess.PIPE) as s:
-        await s.listening()
-        await s.answers(200)
-        assert await s.get("/v1/models") == 401
-        assert await s.get("/v1/models", authorization="Bearer secret-of-the-command") == 200
-        children = [s.engine, *s.children("api_process")]
+    with serve(keys=["secret-of-the-command"], server=WORKERS) as s:
+        s.until_ready()
+        assert s.ask("/v1/models")[0] == 401
+        assert s.ask("/v1/models", authorization="Bearer secret-of-the-command")[0] == 200
+        children = [s.engine, *s.workers()]
         for pid in children:
             for name in ("cmdline", "environ"):
                 assert b"secret-of" not in Path(f"/proc/{pid}/{name}").read_bytes()
@@ -267,12 +218,9 @@ async def test_no_key_reaches_argv_or_a_child_and_other_signals_end_none() -> No
         for number in (signal.SIGHUP, signal.SIGQUIT):
             for pid in children:
                 os.kill(pid, number)
-        assert s.process.stderr is not None
-        said = b""
-        while said.count(b"(most recent call first)") < 4:
-            said += await s.process.stderr.read(4096)
-        await s.answers(200)
-        assert [s.engine, *s.children("api_process")] == children
+        s.wait_until("stacks", lambda: s.log.read_text().count("(most recent call first)") >= 4)
+        s.until_ready()
+        assert [s.engine, *s.workers()] == children
 
 
 def test_a_port_in_use_is_an_error_before_loading() -> None:

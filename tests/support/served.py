@@ -24,7 +24,7 @@ from tests.support.ports import free_port
 from tests.support.processes import children, cpu_seconds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Served:
     process: subprocess.Popen[str]
     port: int
@@ -41,10 +41,11 @@ class Served:
         self.clients.append(client)
         return client
 
-    def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
+    def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """Returns (status, JSON); uses POST if there is a body. Raises ``OSError`` if nothing listens."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
+        headers = {"content-type": "application/json", **headers}
+        request = urllib.request.Request(self.url + path, data, headers)
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE) as response:
                 return response.status, json.loads(response.read() or b"null")
@@ -54,13 +55,14 @@ class Served:
     def health(self) -> int:
         return self.ask("/health")[0]
 
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE) as response:
+            return str(response.read().decode())
+
     def metric(self, name: str) -> float:
         """Returns the sum of a metric over its labels."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE) as response:
-            lines = response.read().decode().splitlines()
-        return sum(
-            float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))
-        )
+        lines = [line for line in self.metrics().splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     def engine_pids(self) -> list[int]:
         return sorted(children(self.process.pid, "serve.engine.process"))
