@@ -25,6 +25,7 @@ from chorale.parallel.processes import RankProcesses
 from chorale.serve.engine.build import build_engine
 from chorale.serve.engine.rank_process import CurrentStep
 from tests.parallel.test_shared_model import ODD
+from tests.support.event_loop import wait_until
 from tests.support.processes import children, exists
 from tests.support.runtime import make_engine, random_prompt, request
 
@@ -162,10 +163,7 @@ def test_a_rank_that_dies_while_the_engine_is_idle(odd: Path, private: Path) -> 
     core, _ = build_engine(config, on_lost=lost.append)
     (pid,) = ranks_of(core).pids
     os.kill(pid, signal.SIGKILL)
-    killed = time.monotonic()
-    while not lost:
-        assert time.monotonic() - killed < NOTICED
-        time.sleep(0.02)
+    wait_until(lambda: lost, "the loss is told", NOTICED)
     assert [error.message for error in lost] == [f"rank 1 (process {pid}) was killed by SIGKILL"]
     with pytest.raises(EngineError, match=r"rank 1 .* SIGKILL"):
         core.use_idle_time()
@@ -305,10 +303,7 @@ def test_ranks_end_with_the_process_that_started_them(odd: Path, how: signal.Sig
     assert len(pids) == 1
     process.send_signal(how)
     process.wait()
-    deadline = time.monotonic() + NOTICED
-    while any(map(exists, pids)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not any(map(exists, pids)), "the end of the ranks", NOTICED)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ logits here come closer to a tie than ranks differ by rounding.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from chorale.model.config_writer import make_config
 from tests.support.device.draft_worlds import check_equal as check_nearly_equal
 from tests.support.engine.drafters import knowing
 from tests.support.engine.integrity import check_integrity
-from tests.support.runtime import Answer, make_engine, random_prompt, request, run, with_drafter
+from tests.support.runtime import Answer, random_prompt, request, run, running, with_drafter
 
 BOUND = 1e-5
 # The vocabulary of grammars, and two KV heads a rank.
@@ -48,28 +47,19 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 DRAFTS = SpeculativeConfig(method="synthetic", num_speculative_tokens=3)  # of a random head
 
 
-@contextmanager
-def engine(folder: Path, size: int, **options: Any) -> Iterator[EngineCore]:
-    core = make_engine(folder, tensor_parallel_size=size, **options)
-    try:
-        yield core
-    finally:
-        core.shutdown()
-
-
 Cores = tuple[EngineCore, EngineCore]  # of one rank, and of two
 
 
 @pytest.fixture(scope="module")
 def odd_cores(odd: Path) -> Iterator[Cores]:
-    with engine(odd, 1) as alone, engine(odd, 2) as ranks:
+    with running(odd) as alone, running(odd, tensor_parallel_size=2) as ranks:
         yield alone, ranks
 
 
 @pytest.fixture(scope="module")
 def wide_cores(wide: Path, odd_cores: Cores) -> Iterator[Cores]:
     """Beside ``odd_cores``, which run on: sockets, meeting points and groups are each engine's own."""
-    with engine(wide, 1) as alone, engine(wide, 2) as ranks:
+    with running(wide) as alone, running(wide, tensor_parallel_size=2) as ranks:
         yield alone, ranks
 
 
@@ -146,7 +136,7 @@ def test_every_kind_of_request(odd_cores: Cores) -> None:
 
 @pytest.mark.slow
 def test_every_kind_of_request_on_four_ranks(odd: Path, odd_cores: Cores) -> None:
-    with engine(odd, 4) as ranks:
+    with running(odd, tensor_parallel_size=4) as ranks:
         check_every_kind(fresh(odd_cores)[0], ranks)
 
 
@@ -229,6 +219,7 @@ def test_draft_heads_and_whole_experts_of_ranks_change_no_token(wide: Path, wide
     _, plain = fresh(wide_cores)
     expected = run(plain, requests)
     assert not plain._scheduler.committer.num_accepted_tokens
-    with engine(wide, 2, speculative_config=DRAFTS, enable_expert_parallel=True) as core:
+    options = {"speculative_config": DRAFTS, "enable_expert_parallel": True}
+    with running(wide, tensor_parallel_size=2, **options) as core:
         check_nearly_equal(run(core, requests), expected)
         assert core._scheduler.committer.num_accepted_tokens

@@ -52,6 +52,11 @@ def write(folder: Path, layout: Layout = "published", **sizes: Any) -> Path:
     return write_random_checkpoint(folder, make_config(**{**ODD, **sizes}), layout=layout, seed=3)
 
 
+@pytest.fixture(scope="module")
+def exact(odd: Path) -> torch.Tensor:
+    return of_one_rank(odd)
+
+
 def of_one_rank(folder: Path) -> torch.Tensor:
     return PagedRunner(load_model(folder)).run(TOKENS, 33)
 
@@ -66,9 +71,8 @@ def of_ranks(folder: Path, size: int, *, by_expert: bool = False, ops: str = "re
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_log_probabilities_equal_one_rank(tmp_path: Path, size: int) -> None:
-    folder = write(tmp_path)
-    assert largest_difference(of_ranks(folder, size), of_one_rank(folder)) < BOUND
+def test_log_probabilities_equal_one_rank(odd: Path, exact: torch.Tensor, size: int) -> None:
+    assert largest_difference(of_ranks(odd, size), exact) < BOUND
 
 
 @pytest.mark.parametrize("layout", ["published", "dense", "reference", "quark"])
@@ -83,11 +87,9 @@ def test_whole_experts_by_rank(tmp_path: Path, layout: Layout) -> None:
     assert largest_difference(of_ranks(folder, 4, by_expert=True), of_one_rank(folder)) < BOUND
 
 
-def test_hidden_states_have_the_same_bits_on_all_ranks(tmp_path: Path) -> None:
-    folder = write(tmp_path)
-
+def test_hidden_states_have_the_same_bits_on_all_ranks(odd: Path) -> None:
     def work(rank: Rank) -> torch.Tensor:
-        model, seen = load_shared(folder, rank), []
+        model, seen = load_shared(odd, rank), []
         runner = PagedRunner(model)
 
         def forward(batch: ForwardBatch, kv: Any) -> torch.Tensor:
@@ -98,14 +100,15 @@ def test_hidden_states_have_the_same_bits_on_all_ranks(tmp_path: Path) -> None:
         runner.run(TOKENS)
         return seen[0]
 
-    first, *others = on_ranks(shares_of(folder, 4), work)
+    first, *others = on_ranks(shares_of(odd, 4), work)
     assert all(torch.equal(first, other) for other in others)
 
 
-def test_experts_of_a_large_model_stay_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_of_a_large_model_stay_packed(
+    odd: Path, exact: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("chorale.kernels.reference.moe.DECODED_BUDGET", 0)
-    folder = write(tmp_path)
-    assert largest_difference(of_ranks(folder, 2), of_one_rank(folder)) < BOUND
+    assert largest_difference(of_ranks(odd, 2), exact) < BOUND
 
 
 @pytest.mark.parametrize("layout", ["published", "quark"])

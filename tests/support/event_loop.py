@@ -34,3 +34,11 @@ async def until(condition: Callable[[], object], what: str = "it", deadline: flo
         assert time.monotonic() - start < deadline, f"{what}: not within {deadline} s"
         await asyncio.sleep(0.005)
     return time.monotonic() - start
+
+
+def wait_until(condition: Callable[[], object], what: str = "it", deadline: float = PATIENCE) -> None:
+    """``until`` without an event loop."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < deadline, f"{what}: not within {deadline} s"
+        time.sleep(0.02)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,16 @@ def make_engine(folder: Path, drafter: PlanningDrafter | None = None, **options:
     }
     core, _ = build_engine(EngineConfig(model=str(folder), **{**settings, **options}))
     return core if drafter is None else with_drafter(core, drafter)
+
+
+@contextmanager
+def running(folder: Path, **options: Any) -> Iterator[EngineCore]:
+    """An engine, which is shut down after the block."""
+    core = make_engine(folder, **options)
+    try:
+        yield core
+    finally:
+        core.shutdown()
 
 
 def with_drafter(core: EngineCore, drafter: PlanningDrafter | None, **limits: Any) -> EngineCore:

@@ -9,9 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +19,7 @@ from chorale.cli.main import COMMANDS, main
 from chorale.machine.folders import sweep
 from chorale.requests.openai_client import api_url
 from chorale.version import __version__
+from tests.support.event_loop import wait_until
 from tests.support.processes import descendants, is_running
 
 
@@ -148,21 +146,6 @@ def test_escape_sequences_of_the_model_are_escaped() -> None:
     assert printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\n"
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    """Waits for up to 120 s, since the machine may be busy."""
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-@pytest.fixture
-def short_path() -> Iterator[Path]:
-    """A new folder whose path is short enough for sockets; pytest's folder may be too deep."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("command", "number", "when"),
@@ -173,7 +156,7 @@ def short_path() -> Iterator[Path]:
     ],
 )
 def test_a_private_server_ends_with_its_command(
-    command: str, number: signal.Signals, when: str, short_path: Path
+    command: str, number: signal.Signals, when: str, sockets: Path
 ) -> None:
     """The signal is sent as soon as the server process exists, or once it has an engine process."""
     line = [sys.executable, "-m", "chorale", *command.split()]
@@ -181,26 +164,26 @@ def test_a_private_server_ends_with_its_command(
         line,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        env=os.environ | {"TMPDIR": str(short_path), "XDG_RUNTIME_DIR": str(short_path)},
+        env=os.environ | {"TMPDIR": str(sockets), "XDG_RUNTIME_DIR": str(sockets)},
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup ignores it
     )
     num_processes = 1 if when == "server" else 2
     try:
-        wait_for(lambda: len(descendants(process.pid)) >= num_processes or process.poll() is not None)
+        wait_until(lambda: len(descendants(process.pid)) >= num_processes or process.poll() is not None)
         assert process.poll() is None  # the command is still running
         started = descendants(process.pid)
         process.send_signal(number)
         code = process.wait(120)
         if number != signal.SIGKILL:
             assert code == 128 + number
-        wait_for(lambda: not any(map(is_running, started)))
+        wait_until(lambda: not any(map(is_running, started)))
     finally:
         process.kill()
         process.communicate()
     if number != signal.SIGKILL:
-        assert list(short_path.iterdir()) == []
-    sweep(short_path)  # as the next start does
-    assert list(short_path.iterdir()) == []
+        assert list(sockets.iterdir()) == []
+    sweep(sockets)  # as the next start does
+    assert list(sockets.iterdir()) == []
 
 
 def test_help_accepts_a_group_a_flag_or_a_word(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,13 +6,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from chorale.measure.selfcheck.table import NAMES
 from tests.support.device.faults import environment
+from tests.support.event_loop import wait_until
 from tests.support.processes import descendants, is_running
 
 RED = ("answers", "harmony", "sampling", "logprobs")
@@ -60,7 +60,4 @@ def test_no_process_outlives_the_command(number: signal.Signals) -> None:
         running.send_signal(number)
         running.wait(60)
         assert running.returncode != 0
-    deadline = time.monotonic() + 30
-    while left := [pid for pid in below if is_running(pid)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    wait_until(lambda: not any(map(is_running, below)), "the end of all processes", 30)

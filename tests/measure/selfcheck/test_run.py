@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from chorale.errors import ConfigError
 from chorale.measure.selfcheck import child
 from chorale.measure.selfcheck.check import Check, Failed, Outcome, Plan, Skipped, outcome_of
 from chorale.measure.selfcheck.table import CHECKS, NAMES, select
+from tests.support.event_loop import wait_until
 from tests.support.processes import is_running
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference" / "evaluation.md"
@@ -103,10 +103,7 @@ def test_the_child_process_ends_when_its_parent_is_killed(tmp_path: Path) -> Non
         number = int(lines.readline())
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        deadline = time.monotonic() + 20
-        while is_running(number):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: not is_running(number), "the child ends", 20)
 
 
 PARENT = """

@@ -20,6 +20,8 @@ from chorale.serve.engine.build import build_engine
 from tests.support.engine.integrity import check_integrity
 from tests.support.runtime import make_engine, random_prompt, request, run
 
+Floats = npt.NDArray[np.float64]
+
 
 def test_the_info_and_the_phases_of_a_start_are_reported(checkpoint: Path) -> None:
     seen: list[tuple[str, float | None]] = []
@@ -62,6 +64,12 @@ def test_generation_config_sets_default_sampling_unless_disabled(checkpoint: Pat
     assert info.default_sampling == {"temperature": 0.1, "top_k": 7, "top_p": 0.9}
 
 
+@pytest.fixture(scope="module")
+def exact(checkpoint: Path) -> Floats:
+    """The scores of the reference in float32."""
+    return scores(checkpoint, ops="reference")
+
+
 @pytest.mark.parametrize(
     ("options", "tolerance"),
     [
@@ -73,23 +81,22 @@ def test_generation_config_sets_default_sampling_unless_disabled(checkpoint: Pat
     ],
 )
 def test_other_dtypes_give_nearly_the_scores_of_float32(
-    checkpoint: Path, options: dict[str, str], tolerance: float
+    checkpoint: Path, exact: Floats, options: dict[str, str], tolerance: float
 ) -> None:
     """Compares medians, since rounding may change which experts the router selects."""
-    difference = np.abs(scores(checkpoint, ops="reference") - scores(checkpoint, ops="reference", **options))
+    difference = np.abs(exact - scores(checkpoint, ops="reference", **options))
     assert 0 < np.median(difference) < tolerance
 
 
 @pytest.mark.skipif(library().functions is None, reason="the CPU kernels are not built")
-def test_exact_cpu_precision_is_exact_with_bfloat16_weights(checkpoint: Path) -> None:
+def test_exact_cpu_precision_is_exact_with_bfloat16_weights(checkpoint: Path, exact: Floats) -> None:
     """Large models have bfloat16 weights. The KV cache is float32 unless ``kv_cache_dtype`` is given."""
     options = {"ops": "cpu", "cpu_precision": "exact", "dtype": "bfloat16"}
-    expected = scores(checkpoint, ops="reference")
-    assert np.abs(scores(checkpoint, **options) - expected).max() < 1e-3
-    assert np.abs(scores(checkpoint, **options, kv_cache_dtype="bfloat16") - expected).max() > 1e-3
+    assert np.abs(scores(checkpoint, **options) - exact).max() < 1e-3
+    assert np.abs(scores(checkpoint, **options, kv_cache_dtype="bfloat16") - exact).max() > 1e-3
 
 
-def scores(checkpoint: Path, **options: str) -> npt.NDArray[np.float64]:
+def scores(checkpoint: Path, **options: str) -> Floats:
     """Returns the log-probabilities of a prompt of 100 tokens."""
     each = request("p", random_prompt(100, seed=1), max_tokens=1, prompt_logprobs=0)
     made = run(make_engine(checkpoint, **options), [each])["p"][0].prompt_logprobs

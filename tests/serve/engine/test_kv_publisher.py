@@ -7,7 +7,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from chorale.llm.engine import OfflineEngine
 from chorale.serve.engine.kv_events.publisher import KvEventPublisher
 from chorale.serve.engine.kv_events.sockets import is_bound
 from tests.support.engine.simulation import EOS, VOCAB, Life
+from tests.support.event_loop import wait_until
 from tests.support.ports import free_port
 from tests.support.serve.kv_subscriber import Subscriber
 
@@ -107,14 +108,8 @@ class Stand:
 def connected(stand: Stand, **options: Any) -> Subscriber:
     """Returns a subscriber that has received the first batch."""
     heard = listen(stand.endpoint, stand.replay, **options)
-    until(lambda: heard.read(0.02), "the first batch")
+    wait_until(lambda: heard.read(0.02), "the first batch")
     return heard
-
-
-def until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
 
 
 def follow(stand: Stand, heard: Subscriber, num_events: int, burst: int) -> None:
@@ -124,7 +119,7 @@ def follow(stand: Stand, heard: Subscriber, num_events: int, burst: int) -> None
             stand.step()
         heard.read(0.01)
     sent = stand.publisher.num_batches
-    until(lambda: heard.read(0.05) or heard.expected >= sent or heard.replay(), "the last batch")
+    wait_until(lambda: heard.read(0.05) or heard.expected >= sent or heard.replay(), "the last batch")
 
 
 @pytest.mark.parametrize(
@@ -206,7 +201,7 @@ def test_a_full_queue_drops_the_oldest_batches_with_a_warning(
     dropped = publisher.num_dropped
     assert dropped == publisher.num_batches - 1 - 10 > 0
     publisher._wake()
-    until(lambda: heard.read(0.05) == 0 and heard.expected == publisher.num_batches, "the rest")
+    wait_until(lambda: heard.read(0.05) == 0 and heard.expected == publisher.num_batches, "the rest")
     assert (heard.num_gaps, heard.num_lost, heard.num_clears) == (1, dropped, 2)
     assert f"{dropped} batches of KV events were dropped" in caplog.text
     assert heard.blocks[0, "GPU"] <= stand.index(CacheGroup.FULL)  # no removed blocks
@@ -220,7 +215,7 @@ def test_a_stalled_subscriber_neither_blocks_the_engine_nor_fills_its_queue(fold
     for _ in range(400):
         stand.step()
     publisher = stand.publisher
-    until(lambda: not publisher._pending, "everything is sent")
+    wait_until(lambda: not publisher._pending, "everything is sent")
     assert len(publisher._kept) == 7
     assert publisher._kept_bytes == sum(len(payload) for _, payload in publisher._kept)
     assert publisher.num_dropped == 0
@@ -233,8 +228,8 @@ def test_a_late_subscriber_is_told_that_an_engine_is_empty(folder: Path) -> None
     stand.start()
     time.sleep(0.05)  # nobody receives the first batch
     first, second = (listen(stand.endpoint) for _ in range(2))
-    until(lambda: first.read(0.02), "the first subscriber")
-    until(lambda: second.read(0.02), "the second subscriber")
+    wait_until(lambda: first.read(0.02), "the first subscriber")
+    wait_until(lambda: second.read(0.02), "the second subscriber")
     assert first.num_clears >= 1 <= second.num_clears
     while not stand.index(CacheGroup.FULL):
         stand.step()
@@ -245,7 +240,7 @@ def test_a_late_subscriber_is_told_that_an_engine_is_empty(folder: Path) -> None
     first.read(0.05)
     assert first.num_clears == clears  # blocks are stored, so it is not repeated
     stand.close()
-    until(lambda: first.read(0.05), "the engine's end")
+    wait_until(lambda: first.read(0.05), "the engine's end")
     assert first.blocks == {}
 
 
@@ -264,7 +259,7 @@ def test_a_late_subscriber_can_request_a_snapshot(folder: Path) -> None:
         stand.step()
     sent = stand.publisher.num_batches
     for heard in (early, late):
-        until(lambda each=heard: each.read(0.02) or each.expected >= sent, "the last batch")
+        wait_until(lambda each=heard: each.read(0.02) or each.expected >= sent, "the last batch")
         assert heard.num_lost == 0
         assert stand.agrees(heard, both=True)
     blocks = late.blocks[0, "GPU"]
@@ -313,7 +308,7 @@ def test_addresses_of_this_machine_are_bound(folder: Path, host: str) -> None:
     stand = Stand(folder, endpoint=f"tcp://{host}:{port}", replay_endpoint=None)
     stand.start()
     heard = listen(f"tcp://{'[::1]' if '[' in host else '127.0.0.1'}:{port}")
-    until(lambda: heard.read(0.02), "the first batch")
+    wait_until(lambda: heard.read(0.02), "the first batch")
     stand.close()
 
 
@@ -369,8 +364,8 @@ def test_an_offline_engine_publishes_its_events(folder: Path) -> None:
         request_id="1", prompt_token_ids=list(range(50)), sampling=SamplingSpec(max_tokens=9)
     )
     engine.run([asked], lambda chunks: ())
-    until(lambda: heard.read(0.02) or stand.agrees(heard, both=False), "the prompt's blocks")
+    wait_until(lambda: heard.read(0.02) or stand.agrees(heard, both=False), "the prompt's blocks")
     assert len(heard.blocks[0, "GPU"]) >= 12
     stand.is_open = False
     engine.close()
-    until(lambda: heard.read(0.05) or not heard.blocks, "the end")
+    wait_until(lambda: heard.read(0.05) or not heard.blocks, "the end")

@@ -6,7 +6,6 @@ that a failed engine is replaced. The whole server with ranks takes half a minut
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -19,6 +18,7 @@ import pytest
 from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from tests.parallel.test_ranks import WIDE
+from tests.support.event_loop import wait_until
 from tests.support.processes import children, exists
 from tests.support.served import Served, serving
 
@@ -30,17 +30,8 @@ def rank_of(served: Served) -> int:
     """Returns the process id of rank 1. With GPUs there are compile processes as well; while one of them
     ends, the list of children may be incomplete."""
     (engine,) = served.engine_pids()
-    found: list[int] = []
-
-    def is_found() -> bool:
-        with contextlib.suppress(OSError):  # a process has just ended
-            found[:] = [
-                pid for pid in children(engine) if b"rank_entry" in Path(f"/proc/{pid}/cmdline").read_bytes()
-            ]
-        return bool(found)
-
-    served.wait_until("a rank", is_found, 5.0)
-    (rank,) = found
+    served.wait_until("a rank", lambda: children(engine, "rank_entry"), 5.0)
+    (rank,) = children(engine, "rank_entry")
     return rank
 
 
@@ -92,9 +83,6 @@ def test_a_killed_rank_fails_its_requests_and_the_engine_restarts(
         assert answer.usage is not None
         assert answer.usage.completion_tokens > 0
         left += [*served.engine_pids(), rank_of(served)]
-    deadline = time.monotonic() + NOTICED
-    while any(map(exists, left)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(exists, left)), "the end of all processes", NOTICED)
     # The names of torch's shared memory contain the process id; other tests may have some at the same time.
     assert not [name for name in os.listdir("/dev/shm") if any(f"_{pid}_" in name for pid in left)]

@@ -13,8 +13,6 @@ import torch
 
 from chorale.config.profiler import read_profiler
 from chorale.config.speculative import SpeculativeConfig
-from chorale.engine.commands import Command
-from chorale.engine.core import EngineCore
 from chorale.errors import ConfigError
 from chorale.kernels.triton.dense.host_rows import pack_host_rows
 from chorale.machine.hardware import Hardware
@@ -23,7 +21,8 @@ from chorale.model.config_writer import make_config
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.rank_memory import PIECE, SavedStorages, storages_of
 from tests.parallel.test_ranks import WIDE
-from tests.support.runtime import example_answers, make_engine, tokens_of
+from tests.serve.engine.test_weight_update import tell
+from tests.support.runtime import example_answers, make_engine, running, tokens_of
 
 
 @pytest.fixture(scope="module")
@@ -31,23 +30,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_checkpoint(tmp_path_factory.mktemp("wide"), make_config(**WIDE), seed=3)
 
 
-def tell(core: EngineCore, action: Any, **fields: Any) -> None:
-    core.control(Command(action=action, **fields)).result(0)
-
-
 @pytest.mark.parametrize(
     ("size", "drafts"), [(1, False), (2, True)], ids=["plain", "ranks with a draft head"]
 )
 def test_answers_after_waking_have_the_same_bits(folder: Path, size: int, drafts: bool) -> None:
     method = SpeculativeConfig(method="synthetic", num_speculative_tokens=3) if drafts else None
-    core = make_engine(
-        folder,
-        tensor_parallel_size=size,
-        enable_sleep_mode=True,
-        speculative_config=method,
-        prompt_delay=0.0,  # otherwise the chunks of prompts depend on the time that steps take
-    )
-    try:
+    options: dict[str, Any] = {"tensor_parallel_size": size, "speculative_config": method}
+    options["prompt_delay"] = 0.0  # otherwise the chunks of prompts depend on the time that steps take
+    with running(folder, enable_sleep_mode=True, **options) as core:
         before = example_answers(core)
         for level in (1, 2):
             tell(core, "sleep", level=level)
@@ -58,8 +48,6 @@ def test_answers_after_waking_have_the_same_bits(folder: Path, size: int, drafts
                 assert tokens_of(found) == tokens_of(before)
             else:
                 assert found == before
-    finally:
-        core.shutdown()
 
 
 def test_a_sleep_drops_the_memory(folder: Path) -> None:
@@ -105,13 +93,10 @@ def test_rows_in_host_memory_stay_where_the_device_reads_them() -> None:
 def test_each_rank_writes_a_trace(folder: Path, tmp_path: Path, size: int) -> None:
     given = {"profiler": "torch", "torch_profiler_dir": str(tmp_path), "torch_profiler_with_stack": False}
     config = read_profiler(given, "--profiler-config")
-    core = make_engine(folder, tensor_parallel_size=size, profiler_config=config)
-    try:
+    with running(folder, tensor_parallel_size=size, profiler_config=config) as core:
         tell(core, "start_profile")
         example_answers(core)
         tell(core, "stop_profile")
-    finally:
-        core.shutdown()
     traces = sorted(tmp_path.iterdir(), key=lambda path: path.name[-20:])
     assert len(traces) == size
     for trace in traces:

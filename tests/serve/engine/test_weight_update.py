@@ -11,6 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -37,15 +38,7 @@ from chorale.model.weights import Target, load_weights
 from chorale.runtime.transfer.ipc import read_handles
 from chorale.runtime.transfer.nccl import read_id
 from tests.support.ports import free_port
-from tests.support.runtime import (
-    Answer,
-    example_answers,
-    make_engine,
-    random_prompt,
-    request,
-    run,
-    small_config,
-)
+from tests.support.runtime import Answer, example_answers, random_prompt, request, run, running, small_config
 
 LAYOUTS: tuple[Layout, ...] = ("published", "dense", "reference")
 
@@ -60,9 +53,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def start(root: Path, model: str, backend: Any = "checkpoint", **options: Any) -> EngineCore:
+def engine(
+    root: Path, model: str, backend: Any = "checkpoint", **options: Any
+) -> AbstractContextManager[EngineCore]:
     config = WeightTransferConfig(backend=backend, allowed_folders=(str(root),))
-    return make_engine(root / model, weight_transfer_config=config, prompt_delay=0.0, **options)
+    return running(root / model, weight_transfer_config=config, prompt_delay=0.0, **options)
 
 
 def tell(core: EngineCore, action: Any, **fields: Any) -> Outcome:
@@ -70,11 +65,8 @@ def tell(core: EngineCore, action: Any, **fields: Any) -> Outcome:
 
 
 def fresh_answers(root: Path, **options: Any) -> dict[str, list[Answer]]:
-    core = start(root, "published", **options)
-    try:
+    with engine(root, "published", **options) as core:
         return example_answers(core)
-    finally:
-        core.shutdown()
 
 
 def begin(core: EngineCore, **info: Any) -> None:
@@ -103,8 +95,8 @@ def names_and_tensors(root: Path) -> dict[str, torch.Tensor]:
 
 def test_updated_weights_give_the_bits_of_an_engine_started_with_them(root: Path) -> None:
     """In each layout: bfloat16 experts of the dense one become the MXFP4 from which they were decoded."""
-    wanted, core = fresh_answers(root), start(root, "old")
-    try:
+    wanted = fresh_answers(root)
+    with engine(root, "old") as core:
         before = example_answers(core)
         assert before != wanted
         for number, layout in enumerate(LAYOUTS):
@@ -114,17 +106,14 @@ def test_updated_weights_give_the_bits_of_an_engine_started_with_them(root: Path
             begin(core)
             finish(core, root / "old")
             assert example_answers(core) == before
-    finally:
-        core.shutdown()
 
 
 def test_a_part_of_the_tensors_leaves_the_others(root: Path) -> None:
     """A head that shares the embedding sees the new one."""
     method = SpeculativeConfig(method="synthetic", num_speculative_tokens=3)
-    core, names = start(root, "old", speculative_config=method), ["embedding.weight", "norm.scale"]
-    tensors = names_and_tensors(root)
+    tensors, names = names_and_tensors(root), ["embedding.weight", "norm.scale"]
     save_file({name: tensors[name] for name in names}, root / "few.safetensors")
-    try:
+    with engine(root, "old", speculative_config=method) as core:
         begin(core)
         finish(core, root / "few.safetensors")
         loaded = core._executor._memory._loaded  # type: ignore[attr-defined]
@@ -133,14 +122,12 @@ def test_a_part_of_the_tensors_leaves_the_others(root: Path) -> None:
         assert torch.equal(weights.final_norm, new.final_norm)
         assert torch.equal(weights.layers[0].sinks, load(root / "old").layers[0].sinks)
         assert loaded.drafts.head.weights.embedding is weights.embedding
-    finally:
-        core.shutdown()
 
 
 def test_a_running_request_goes_on_with_the_new_weights(root: Path) -> None:
     """Its context is computed again, and the chunks tell which tokens came from which weights."""
-    core, prompt = start(root, "old", async_scheduling=True), random_prompt(5, 40)
-    try:
+    prompt = random_prompt(5, 40)
+    with engine(root, "old", async_scheduling=True) as core:
         core.add_request(request("a", prompt, temperature=0, max_tokens=30))
         chunks = [chunk for _ in range(12) for chunk in core.step()]
         pause = core.control(Command(action="pause", mode="keep"))
@@ -165,8 +152,6 @@ def test_a_running_request_goes_on_with_the_new_weights(root: Path) -> None:
         )
         assert again["b"][0].token_ids == tokens[changed_at:]
         assert tell(core, "state").weight_version == "mine"
-    finally:
-        core.shutdown()
 
 
 # ------------------------------------------------------------------ values that are overwritten
@@ -298,8 +283,7 @@ FAILURES: dict[str, Update] = {
 
 def test_after_each_failure_the_old_weights_answer_with_the_same_bits(root: Path) -> None:
     (root / "empty").mkdir()
-    core = start(root, "old")
-    try:
+    with engine(root, "old") as core:
         wanted = example_answers(core)
         for name, fail in FAILURES.items():
             begin(core)
@@ -311,15 +295,13 @@ def test_after_each_failure_the_old_weights_answer_with_the_same_bits(root: Path
         begin(core)
         assert finish(core, root / "published").weight_version == "1"
         assert example_answers(core) != wanted
-    finally:
-        core.shutdown()
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_update_pauses_a_running_engine_until_it_ends(root: Path, fails: bool) -> None:
     """TRL's client sends no pause."""
-    core, prompt = start(root, "old", async_scheduling=True), random_prompt(5, 40)
-    try:
+    prompt = random_prompt(5, 40)
+    with engine(root, "old", async_scheduling=True) as core:
         tell(core, "init_weight_transfer_engine")
         with pytest.raises(ConflictError):
             tell(core, "update_weights")
@@ -345,8 +327,6 @@ def test_an_update_pauses_a_running_engine_until_it_ends(root: Path, fails: bool
         assert sum(len(chunk.token_ids) for chunk in chunks) == 30 + 9
         versions = {chunk.weight_version for chunk in chunks if chunk.weight_version}
         assert versions == ({"default"} if fails else {"default", "1"})
-    finally:
-        core.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -403,7 +383,7 @@ def announced(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
 @pytest.mark.parametrize(("size", "limit"), [(1, 0), (2, 20_000)], ids=["each", "packed, two processes"])
 def test_tensors_arrive_by_broadcast(root: Path, size: int, limit: int) -> None:
     wanted = fresh_answers(root, tensor_parallel_size=size)
-    core, port = start(root, "old", "nccl", tensor_parallel_size=size), free_port()
+    port = free_port()
     tensors = names_and_tensors(root)
     parts: list[list[torch.Tensor]] = [[]]
     for each in tensors.values():
@@ -413,7 +393,7 @@ def test_tensors_arrive_by_broadcast(root: Path, size: int, limit: int) -> None:
     sender = Sender(port, 1 + size)
     sender.start()
     meeting = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 1 + size}
-    try:
+    with engine(root, "old", "nccl", tensor_parallel_size=size) as core:
         before = example_answers(core)
         begin(core, **meeting, packed=bool(limit), packed_buffer_size_bytes=limit or 1)
         sender.send([octets(each) for each in parts if each])
@@ -428,9 +408,6 @@ def test_tensors_arrive_by_broadcast(root: Path, size: int, limit: int) -> None:
             tell(core, "update_weights")
         tell(core, "resume")
         assert example_answers(core) == wanted != before
-    finally:
-        sender.send([])
-        core.shutdown()
 
 
 # ------------------------------------------------------------------ pickles
