@@ -24,7 +24,7 @@ from chorale.model import gpt_oss, rope
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.serve.engine import build_rank
-from tests.support.runtime import make_engine
+from tests.support.runtime import make_engine, run
 
 Patch = Callable[[pytest.MonkeyPatch], Ops]
 
@@ -184,18 +184,15 @@ def draws(core: EngineCore) -> list[Draw]:
 
 def _run(core: EngineCore, asked: dict[str, tuple[list[int], SamplingSpec]]) -> dict[str, list[Position]]:
     """Returns the positions that have log-probabilities."""
-    records: dict[str, list[Any]] = {name: [] for name in asked}
-    for name, (tokens, sampling) in asked.items():
-        core.add_request(GenerateRequest(request_id=name, prompt_token_ids=tokens, sampling=sampling))
-    while core.has_work:
-        for chunk in core.step():
-            assert chunk.error is None, chunk.error
-            records[chunk.request_id] += [*(chunk.prompt_logprobs or ()), *(chunk.logprobs or ())]
+    requests = [
+        GenerateRequest(request_id=name, prompt_token_ids=t, sampling=s) for name, (t, s) in asked.items()
+    ]
     found: dict[str, list[Position]] = {}
-    for name, (tokens, sampling) in asked.items():
-        begin = 0 if sampling.prompt_logprobs is not None else len(tokens)
+    for name, [answer] in run(core, requests).items():
+        assert answer.error is None, answer.error
+        begin = 0 if answer.prompt_logprobs is not None else len(asked[name][0])
         found[name] = []
-        for index, each in enumerate(records[name], begin):
+        for index, each in enumerate([*(answer.prompt_logprobs or ()), *answer.logprobs], begin):
             if each is not None:
                 named = {each.token_id: each.logprob}  # the token itself comes first
                 named |= dict(zip(each.top_ids, each.top_logprobs, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx2
@@ -57,84 +57,75 @@ def test_a_lost_connection_fails_only_that_message(
     assert [message["content"] for message in session.messages] == ["whole", "some"]
 
 
-def test_a_file_that_cannot_be_written_does_not_end_the_conversation(
-    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = iter(["whole", f"/save {tmp_path}", f"/save {tmp_path}/all.json", "/quit"])
-    monkeypatch.setattr("builtins.input", lambda _: next(lines))
-    assert session.loop() == 0
-    assert "cannot write" in capsys.readouterr().err
+Type = Callable[..., tuple[str, str]]  # lines -> what is shown: standard output and error
+
+
+@pytest.fixture
+def typed(session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Type:
+    def enter(*lines: str) -> tuple[str, str]:
+        given = iter([*lines, "/quit"])
+        monkeypatch.setattr("builtins.input", lambda _: next(given))
+        assert session.loop() == 0
+        return capsys.readouterr()
+
+    return enter
+
+
+def test_a_file_that_cannot_be_written_does_not_end_the_conversation(typed: Type, tmp_path: Path) -> None:
+    _, error = typed("whole", f"/save {tmp_path}", f"/save {tmp_path}/all.json")
+    assert "cannot write" in error
     assert len(json.loads((tmp_path / "all.json").read_text())) == 2
-
-
-def typed(session: Session, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    given = iter([*lines, "/quit"])
-    monkeypatch.setattr("builtins.input", lambda _: next(given))
-    assert session.loop() == 0
 
 
 @pytest.mark.parametrize(
     ("line", "named"),
     [("/sistem x", "/system"), ("/effort hihg", "high"), ("/save", "/save"), ("/retry", "question")],
 )
-def test_a_bad_command_says_what_was_wrong(
-    session: Session,
-    line: str,
-    named: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    typed(session, monkeypatch, line)
-    shown = capsys.readouterr().err
-    assert named in shown
-    assert len(shown.splitlines()) == 1
+def test_a_bad_command_says_what_was_wrong(session: Session, typed: Type, line: str, named: str) -> None:
+    _, error = typed(line)
+    assert named in error
+    assert len(error.splitlines()) == 1
     assert session.messages == []
 
 
-def test_settings_are_confirmed_and_sent(
-    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    typed(session, monkeypatch, "/system Be brief.", "/effort high", "echo")
-    shown = capsys.readouterr().out
+def test_settings_are_confirmed_and_sent(session: Session, typed: Type) -> None:
+    shown, _ = typed("/system Be brief.", "/effort high", "echo")
     assert "Reasoning effort set to high." in shown
     sent = json.loads(session.messages[-1]["content"])
     assert sent["reasoning_effort"] == "high"
     assert [each["content"] for each in sent["messages"]] == ["Be brief.", "echo"]
 
 
-def test_retry_replaces_the_last_answer(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    typed(session, monkeypatch, "whole", "whole", "/retry")
+def test_retry_replaces_the_last_answer(session: Session, typed: Type) -> None:
+    typed("whole", "whole", "/retry")
     assert [each["role"] for each in session.messages] == ["user", "assistant"] * 2
 
 
-def test_retry_repeats_a_question_that_failed(
-    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    typed(session, monkeypatch, "whole", "gone", "/retry")
-    assert capsys.readouterr().err.count("ConnectError") == 2
+def test_retry_repeats_a_question_that_failed(session: Session, typed: Type) -> None:
+    _, error = typed("whole", "gone", "/retry")
+    assert error.count("ConnectError") == 2
     assert [each["content"] for each in session.messages] == ["whole", "some"]
 
 
 def test_a_saved_conversation_is_loaded_with_its_system_prompt(
-    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    session: Session, typed: Type, tmp_path: Path
 ) -> None:
     file = tmp_path / "chat.json"
-    typed(session, monkeypatch, "/system Be brief.", "whole", f"/save {file}", "/clear", "/system Be rude.")
+    typed("/system Be brief.", "whole", f"/save {file}", "/clear", "/system Be rude.")
     assert session.messages == []
-    typed(session, monkeypatch, f"/load {file}", "echo")
+    typed(f"/load {file}", "echo")
     sent = json.loads(session.messages[-1]["content"])["messages"]
     assert [each["content"] for each in sent] == ["Be brief.", "whole", "some", "echo"]
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", '[{"role": "user"}]', "no"])
 def test_a_file_without_a_conversation_changes_nothing(
-    session: Session, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    session: Session, typed: Type, content: str, tmp_path: Path
+) -> None:
     file = tmp_path / "chat.json"
     file.write_text(content)
-    typed(session, monkeypatch, "whole", f"/load {file}")
-    assert str(file) in capsys.readouterr().err
+    _, error = typed("whole", f"/load {file}")
+    assert str(file) in error
     assert len(session.messages) == 2
 
 

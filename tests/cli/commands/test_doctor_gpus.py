@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,36 +34,32 @@ def all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def install(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    ecc: str = "0",
-    pending: str = "0",
-    failed: str = "0",
-    actions: str = "exit 2",
-    link: str = "NV18",
-    access: str = "OK",
-) -> None:
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **given: str) -> None:
+    state = {"ecc": "0", "pending": "0", "failed": "0", "actions": "exit 2", "link": "NV18", "access": "OK"}
+    state |= given
     tool = folder / "nvidia-smi"
-    tool.write_text(SCRIPT.format(ecc=ecc, pending=pending, failed=failed, actions=actions))
+    tool.write_text(SCRIPT.format(**state))
     tool.chmod(0o755)
-    (folder / "nvidia-smi.topo").write_text(TOPO.format(link=link))
-    (folder / "nvidia-smi.p2p").write_text(TOPO.format(link=access))
+    (folder / "nvidia-smi.topo").write_text(TOPO.format(link=state["link"]))
+    (folder / "nvidia-smi.p2p").write_text(TOPO.format(link=state["access"]))
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 
-def shown(capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
-    code = doctor.run([])
-    return code, [line for line in capsys.readouterr().out.splitlines() if " gpu " in line or "links" in line
-                  or "peers" in line]  # fmt: skip
+Diagnose = Callable[..., tuple[int, list[str]]]  # the state of the GPUs -> exit code, lines about them
 
 
-def test_healthy_gpus_are_listed_with_memory_and_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    install(tmp_path, monkeypatch)
-    _, lines = shown(capsys)
+@pytest.fixture
+def diagnose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Diagnose:
+    def run(**state: str) -> tuple[int, list[str]]:
+        install(tmp_path, monkeypatch, **state)
+        code, shown = doctor.run([]), capsys.readouterr().out.splitlines()
+        return code, [line for line in shown if any(word in line for word in (" gpu ", "links", "peers"))]
+
+    return run
+
+
+def test_healthy_gpus_are_listed_with_memory_and_links(diagnose: Diagnose) -> None:
+    _, lines = diagnose()
     assert lines[0].startswith("WARN  gpu 0        NVIDIA H200, 19.53 GiB free of 140.40 GiB")
     assert lines[1] == "WARN  gpu 0        its memory is used by process 4711 (/usr/bin/python3, 118.16 GiB)"
     assert lines[2].startswith("OK    gpu 1        NVIDIA H200, 139.65 GiB free")
@@ -72,11 +69,8 @@ def test_healthy_gpus_are_listed_with_memory_and_links(
     assert len(lines) == 4
 
 
-def test_memory_errors_give_warnings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    install(tmp_path, monkeypatch, ecc="2", pending="1")
-    _, lines = shown(capsys)
+def test_memory_errors_give_warnings(diagnose: Diagnose) -> None:
+    _, lines = diagnose(ecc="2", pending="1")
     (counted,) = [line for line in lines if "uncorrectable" in line]
     assert counted.startswith("WARN  gpu 1        2 uncorrectable memory errors (ECC)")
     (pending,) = [line for line in lines if "next reset" in line]
@@ -84,11 +78,8 @@ def test_memory_errors_give_warnings(
     assert "nvidia-smi --gpu-reset -i 1" in pending
 
 
-def test_a_gpu_that_needs_a_reset_or_replacement_is_marked_fix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    install(tmp_path, monkeypatch, failed="1", actions='echo "GPU-a, None"; echo "GPU-b, Drain and Reset"')
-    code, lines = shown(capsys)
+def test_a_gpu_that_needs_a_reset_or_replacement_is_marked_fix(diagnose: Diagnose) -> None:
+    code, lines = diagnose(failed="1", actions='echo "GPU-a, None"; echo "GPU-b, Drain and Reset"')
     assert code == 1
     assert [line for line in lines if line.startswith("FIX   gpu 1 ")] == [
         "FIX   gpu 1        its memory has failed rows and no spare ones left: have the GPU replaced",
@@ -109,11 +100,8 @@ def test_missing_ecc_counters_are_not_faults(tmp_path: Path, monkeypatch: pytest
     assert links.links() == links.links(["GPU-a", "GPU-b"]) == []
 
 
-def test_gpus_without_peer_access_give_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    install(tmp_path, monkeypatch, link="SYS", access="CNS")
-    _, lines = shown(capsys)
+def test_gpus_without_peer_access_give_a_warning(diagnose: Diagnose) -> None:
+    _, lines = diagnose(link="SYS", access="CNS")
     assert lines[-2].startswith("WARN  peers        not all GPUs reach each other's memory (CNS): ranks ")
     assert "through NCCL, slower" in lines[-2]
     assert lines[-1].startswith("WARN  links        SYS, not NVLink")

@@ -14,16 +14,9 @@ import pytest
 from chorale.api.record import template_hash
 from chorale.cli.commands.measure.verify import RecordedRound, first_difference
 from chorale.cli.main import main
-from chorale.config.engine import EngineConfig
-from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
-from chorale.model.config_writer import make_config
-from chorale.serve.engine.build import build_engine
-from tests.support.local_client import LocalClient
+from tests.support.grammar.structured import make_client, write_checkpoint
 from tests.support.server import in_thread
 
-SIZES: dict[str, Any] = {
-    "layers": 2, "experts": 4, "hidden": 32, "inter": 64, "heads": 4, "kv_heads": 2, "head_dim": 16,
-}  # fmt: skip
 USER = [{"role": "user", "content": "Hi"}]
 BODIES: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "One two", "max_tokens": 12},
@@ -35,14 +28,12 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_checkpoint(tmp_path_factory.mktemp("m") / "m", make_config(**SIZES), seed=1)
+    return write_checkpoint(tmp_path_factory.mktemp("m") / "m")
 
 
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
-    config = EngineConfig(model=str(folder), batch_invariant=True, num_threads=1, max_model_len=512)
-    core, info = build_engine(config)
-    with in_thread(LocalClient(core, info)) as server:
+    with in_thread(make_client(folder, batch_invariant=True, max_model_len=512)) as server:
         yield server.url
 
 

@@ -149,14 +149,9 @@ def test_the_server_computes_the_cache_key_of_warm(tmp_path: Path, monkeypatch: 
     )
 
 
-@pytest.mark.parametrize("source", ["flag", "environment", "file"])
-def test_precompilation_can_be_switched_off(source: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "environment"), [("--no-precompile-kernels", {}), ("", {"CHORALE_PRECOMPILE_KERNELS": "false"})]
+)
+def test_precompilation_can_be_switched_off(line: str, environment: dict[str, str]) -> None:
     assert merge(["demo"], {}).engine.precompile_kernels
-    file = tmp_path / "serve.yaml"
-    file.write_text(json.dumps({"precompile-kernels": False}))
-    arguments = {"flag": ["--no-precompile-kernels"], "environment": [], "file": ["--config", str(file)]}
-    environment = {"CHORALE_PRECOMPILE_KERNELS": "false"} if source == "environment" else {}
-    assert not merge(["demo", *arguments[source]], environment).engine.precompile_kernels
-    if source != "flag":  # the command line wins
-        given = [*arguments[source], "--precompile-kernels"]
-        assert merge(["demo", *given], environment).engine.precompile_kernels
+    assert not merge(["demo", *line.split()], environment).engine.precompile_kernels

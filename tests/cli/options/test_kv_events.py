@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,23 +31,13 @@ def test_keys_and_defaults_are_vllms() -> None:
     assert merge(["demo"], {}).engine.kv_events_config is None
 
 
-def test_the_config_can_come_from_each_source(tmp_path: Path) -> None:
+def test_the_config_can_come_from_a_variable_or_llm() -> None:
+    """From a file and from single keys as every JSON option: see ``test_speculation``."""
     wanted = KvEventsConfig(enable_kv_cache_events=True, endpoint="tcp://*:6000", topic="kv@x")
-    dotted = merge(
-        ["demo", "--kv-events-config.enable_kv_cache_events", "true",
-         "--kv-events-config.endpoint", "tcp://*:6000", "--kv-events-config.topic=kv@x"],
-        {},
-    )  # fmt: skip
-    assert dotted.engine.kv_events_config == wanted
-    file = tmp_path / "options.yaml"
-    file.write_text(
-        "kv-events-config:\n  enable_kv_cache_events: true\n  endpoint: tcp://*:6000\n  topic: kv@x\n"
-    )
-    assert merge(["demo", "--config", str(file)], {}).engine.kv_events_config == wanted
-    variable = json.dumps({**ON, "endpoint": "tcp://*:6000", "topic": "kv@x"})
-    assert merge(["demo"], {"CHORALE_KV_EVENTS_CONFIG": variable}).engine.kv_events_config == wanted
-    options = {"kv_events_config": {**ON, "endpoint": "tcp://*:6000", "topic": "kv@x"}}
-    assert engine_config("demo", options, 1).kv_events_config == wanted
+    config = {**ON, "endpoint": "tcp://*:6000", "topic": "kv@x"}
+    environment = {"CHORALE_KV_EVENTS_CONFIG": json.dumps(config)}
+    assert merge(["demo"], environment).engine.kv_events_config == wanted
+    assert engine_config("demo", {"kv_events_config": config}, 1).kv_events_config == wanted
 
 
 @pytest.mark.parametrize(

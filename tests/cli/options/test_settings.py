@@ -262,14 +262,6 @@ def test_each_replica_adds_an_http_process(line: list[str], engines: int, http: 
     assert server.api_server_count == http
 
 
-def test_a_file_can_set_the_replicas(tmp_path: Path) -> None:
-    file = tmp_path / "dp.yaml"
-    file.write_text("model: demo\ndata-parallel-size: 2\ndata-parallel-backend: mp\n")
-    assert merge(["--config", str(file)], {}).server.data_parallel_size == 2
-    file.write_text("model: demo\ndata-parallel-size: 2\ndata-parallel-backend: ray\n")
-    assert merge(["--config", str(file)], {}).server.data_parallel_backend == "ray"
-
-
 @pytest.mark.parametrize(
     ("given", "most", "sizes"),
     [(["2048"], 2048, None), (["1", "2", "4"], None, (1, 2, 4)), (["1,2"], None, (1, 2))],
@@ -281,10 +273,6 @@ def test_a_single_cuda_graph_size_is_the_largest(
     assert settings.engine.max_cudagraph_capture_size == most
     assert settings.engine.cudagraph_capture_sizes == sizes
     assert len(settings.notices) == (most is not None)
-
-
-def test_one_capture_size_is_exact() -> None:
-    assert merge(["--cudagraph-capture-sizes", "8"], {}).engine.cudagraph_capture_sizes == (8,)
 
 
 def test_a_context_too_short_for_a_chat_is_noted() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from chorale.config.options.flags import FLAGS
 from chorale.config.options.settings import merge
-from chorale.config.options.vllm_flags import KNOWN_FLAGS, SHORT_FLAGS
+from chorale.config.options.vllm_flags import SHORT_FLAGS
 from chorale.errors import ConfigError
 
 # (arguments of "vllm serve", number of notices)
@@ -135,10 +135,6 @@ def test_short_options_map_to_flags() -> None:
     assert set(SHORT_FLAGS.values()) <= FLAGS.keys()
 
 
-def test_every_known_flag_has_a_reason() -> None:
-    assert all(flag.note and flag.target is None for flag in KNOWN_FLAGS)
-
-
 def test_parts_of_a_json_value_are_merged() -> None:
     line = "--override-generation-config.temperature 0.5 --override-generation-config.top_k=40"
     settings = merge(shlex.split(line), {})
@@ -152,13 +148,14 @@ def test_parts_of_a_json_value_are_merged() -> None:
 def test_a_file_can_set_the_same_options(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(
-        "override-generation-config: {temperature: 0.5}\ndata-parallel-size: 1\n"
+        "override-generation-config: {temperature: 0.5}\ndata-parallel-size: 2\ndata-parallel-backend: ray\n"
         "no-enable-log-requests: true\ndefault-chat-template-kwargs: {reasoning_effort: low}\n"
         "uvicorn-log-level: trace\n"
     )
     settings = merge(["--config", str(path)], {})
     assert settings.engine.override_generation_config == {"temperature": 0.5}
     assert settings.server.default_reasoning_effort == "low"
+    assert (settings.server.data_parallel_size, settings.server.data_parallel_backend) == (2, "ray")
     assert settings.server.log_level == "debug"
     assert settings.notices == ()
 

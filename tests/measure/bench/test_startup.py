@@ -9,10 +9,7 @@ import pytest
 
 from chorale.cli.main import main
 from chorale.measure.bench import startup
-from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
-from chorale.model.config_writer import make_config
-
-SIZES = {"layers": 2, "experts": 4, "hidden": 32, "inter": 32, "heads": 4, "kv_heads": 2, "head_dim": 8}
+from tests.support.grammar.structured import write_checkpoint
 
 
 @pytest.mark.parametrize("cold", [0, 1])
@@ -33,7 +30,7 @@ def test_warm_starts_have_filled_caches(cold: int, monkeypatch: pytest.MonkeyPat
 
 def test_a_server_with_a_key_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHORALE_API_KEY", "sk-canary")
-    model = write_random_checkpoint(tmp_path / "model", make_config(**SIZES), seed=3)
+    model = write_checkpoint(tmp_path / "model")
     out = tmp_path / "startup.json"
     line = ["bench", "startup", str(model), "--num-iters-warm", "0", "--output-json", str(out)]
     assert main(line) == 0

@@ -4,19 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from chorale.config.engine import EngineConfig
 from chorale.harmony import bpe, vocab
 from chorale.harmony.vocab import load_vocabulary
-from chorale.measure.selfcheck.check import Found
+from chorale.measure.selfcheck.check import Check, Found, Outcome, Plan
+from chorale.measure.selfcheck.run import run_one
 from chorale.measure.selfcheck.serving import harmony, record
-from chorale.measure.selfcheck.serving.server import Server
-from tests.support.selfcheck_server import Answer, outcome
+from chorale.measure.selfcheck.serving.server import Server, ServerCheck
+from chorale.requests.openai_client import AsyncClient, Endpoint
+from chorale.serve.private_server import PrivateProcess
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A live process that stands for the one of a server."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as running:
+        yield running
+        running.communicate(b"\n")
+
+
+Answer = Callable[[str, dict[str, Any]], Any]  # (path, body) -> the JSON of a response, or a response
+
+
+def outcome(
+    check: ServerCheck, answer: Answer, process: Any, tmp_path: Path, seconds: float = 20.0
+) -> Outcome:
+    """Runs a check with a function in place of the server."""
+
+    def handle(request: httpx2.Request) -> httpx2.Response:
+        found = answer(request.url.path, json.loads(request.content) if request.content else {})
+        return found if isinstance(found, httpx2.Response) else httpx2.Response(200, json=found)
+
+    async def run() -> Outcome:
+        (tmp_path / "log").write_text("the last line")
+        transport = httpx2.MockTransport(handle)
+        async with AsyncClient(Endpoint("http://s/v1"), transport=transport) as client:
+            started = PrivateProcess(process, tmp_path, tmp_path / "log")
+            server = Server(Plan([], EngineConfig(), quick=True), started, client, "m", 4096)
+            return await run_one(Check("stops", "server", "", seconds, ""), check, server)
+
+    return asyncio.run(run())
 
 
 def completion(text: str, ids: list[int], reason: str) -> dict[str, Any]:
