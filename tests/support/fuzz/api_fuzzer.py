@@ -3,9 +3,9 @@
     python scripts/fuzz_api.py --requests 20000 --seed 1
 
 No answer may be a 5xx, take longer than ``TIMEOUT``, or be malformed: errors have the API's own form, bodies
-are JSON, streams end as their API specifies. schemathesis draws half of the requests from /openapi.json,
-valid and invalid ones, and half of these get a valid prompt. The other half are good requests with one to
-three changes, which get past more of the validation.
+are JSON, streams end as their API specifies. schemathesis draws a quarter of the requests from /openapi.json,
+valid and invalid ones, and half of these get a valid prompt. The others are good requests with one to three
+changes, which get past more of the validation, and reads of stored objects with odd query strings.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from chorale.engine.types import GenerateRequest
 from chorale.harmony.vocab import load_vocabulary
 from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.faces import FACES, WEATHER, Call, request_body
+from tests.support.scripted_tools import ScriptedService
 from tests.support.server import make_state
 from tests.support.wire.recorder import Recorder
 from tests.support.wire.scenarios import ALL, errors
@@ -80,6 +81,29 @@ _SAMPLING = {
     "stop_token_ids": [5], "min_tokens": 1, "n": 2,
 }  # fmt: skip
 _HISTORY = ("hi", Call(thought="T."), ("assistant", "Wait.", "T."), "and?")
+_ITEMS: list[dict[str, Any]] = [
+    {"type": "message", "role": "system", "content": "rules"},
+    {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+    {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "a"}]},
+    {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "1"}]},
+    {"role": "assistant", "content": [{"type": "output_text", "text": "x"}], "phase": None},
+    {"type": "web_search_call", "id": "ws_a", "action": {"type": "search", "query": "cats"}, "results": []},
+    {"type": "code_interpreter_call", "code": "1+1", "outputs": [{"type": "logs", "logs": "2"}]},
+    {"type": "mcp_list_tools", "server_label": "s", "tools": []},
+    {"type": "mcp_call", "server_label": "s", "name": "t", "arguments": "{}", "output": "fine"},
+    {"role": "user", "content": "more"},
+]
+_TOOLS: list[dict[str, Any]] = [
+    {"type": "web_search", "filters": {"allowed_domains": ["a.b"]}, "search_context_size": "low"},
+    {"type": "code_interpreter", "container": {"type": "auto", "memory_limit": "1g"}},
+    {"type": "mcp", "server_label": "srv", "server_url": "http://127.0.0.1:1/mcp", "headers": {"a": "b"},
+     "allowed_tools": ["echo"], "require_approval": "never"},
+]  # fmt: skip
+_QUERIES = (
+    "stream", "starting_after", "include", "include[]", "include_obfuscation", "after", "limit", "order",
+)  # fmt: skip
+_VALUES = ("true", "1", "-1", "9" * 30, "", "x", "é", "asc", "desc", "resp_" + "0" * 32, "\x00", "٣")
 
 
 def engine() -> ScriptedClient:
@@ -254,6 +278,32 @@ async def good_requests() -> list[tuple[str, Any]]:
     ]
 
 
+async def stored_objects(http: httpx2.AsyncClient) -> tuple[list[tuple[str, Any]], list[str]]:
+    """Makes a conversation and a response. Returns good requests that need them, and paths to read them."""
+    made = (await http.post("/v1/conversations", json={"items": _ITEMS[:2]})).json()["id"]
+    asked = {"input": "x", "background": True}
+    response = (await http.post("/v1/responses", json=asked)).json()["id"]
+    requests = [
+        (f"/v1/conversations/{made}", {"metadata": {"a": "b"}}),
+        (f"/v1/conversations/{made}/items", {"items": _ITEMS, "include": []}),
+        ("/v1/responses", {"input": _ITEMS, "tools": _TOOLS, "conversation": {"id": made}}),
+        ("/v1/responses", {"input": "x", "tools": _TOOLS, "tool_choice": "auto", "background": True}),
+        ("/v1/responses/compact", {"model": "demo", "input": _ITEMS, "instructions": "x"}),
+        ("/v1/chat/completions", {**_CHAT, "tools": _TOOLS}),
+        ("/v1/chat/completions", {**_CHAT, "web_search_options": {"search_context_size": "low"}}),
+    ]
+    one, items = f"/v1/responses/{response}", f"/v1/conversations/{made}/items"
+    return requests, [one, f"{one}/input_items", items, "/v1/conversations/é", "/v1/responses/x/input_items"]
+
+
+def read_oddly(fuzzer: Fuzzer, paths: list[str], count: int, number: int) -> None:
+    """Reads stored objects with odd query strings."""
+    chance = random.Random(number)
+    for _ in range(count):
+        query = {chance.choice(_QUERIES): chance.choice(_VALUES) for _ in range(chance.randrange(3))}
+        fuzzer.send("GET", chance.choice(paths), params=query)
+
+
 def mutated(fuzzer: Fuzzer, seeds: list[tuple[str, Any]], count: int, number: int) -> None:
     """Sends good requests with one to three changes."""
     chance = random.Random(number)
@@ -307,7 +357,7 @@ def mutate(body: Any, seeds: list[tuple[str, Any]], chance: random.Random) -> An
 
 
 def fuzz(count: int, number: int) -> Fuzzer:
-    """Sends ``count`` requests, half of each kind."""
+    """Sends ``count`` requests, a quarter of them drawn from the description."""
     # Before Python 3.11.8, parsing inside another parse fails (gh-106905), for example in a finalizer that
     # writes a traceback. So earlier objects are finalized now, and schemathesis's modules, which pytest
     # parses to rewrite them, are imported here.
@@ -316,12 +366,17 @@ def fuzz(count: int, number: int) -> Fuzzer:
     with asyncio.Runner() as runner:
         seeds = runner.run(good_requests())
         stack = contextlib.AsyncExitStack()
-        state = runner.run(stack.enter_async_context(make_state(engine())))
+        served_with_tools = make_state(engine(), tool_service=ScriptedService())
+        state = runner.run(stack.enter_async_context(served_with_tools))
         transport = httpx2.ASGITransport(app=create_app(state), raise_app_exceptions=False)
         http = httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None)
         runner.run(stack.enter_async_context(http))
         fuzzer = Fuzzer(http, runner)
-        generated(fuzzer, operations, count // 2, number)
+        of_stored, paths = runner.run(stored_objects(http))
+        generated(fuzzer, operations, count // 4, number)
+        read_oddly(fuzzer, paths, count // 8, number)
+        # Half of the changed requests are about stored objects and built-in tools.
+        seeds += of_stored * (len(seeds) // len(of_stored))
         mutated(fuzzer, seeds, count - sum(fuzzer.statuses.values()), number)
         runner.run(stack.aclose())
         return fuzzer

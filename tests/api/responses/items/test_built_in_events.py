@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses.tool import CodeInterpreter
 from pydantic import TypeAdapter
 
 from tests.support.engine.scripted_client import Script
@@ -368,3 +369,25 @@ async def test_tool_state_is_never_shown() -> None:
         _, stored = await server_get(server, body["id"])
         assert not any(key.startswith("_") for key in (*body, *stored))
         assert VOCAB.decode(server.client.requests[0].prompt_token_ids).count("num_calls") == 0
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"container": None}, {"container": {"type": "auto", "memory_limit": "1g"}}]
+)
+async def test_a_code_interpreter_is_shown_with_a_container(asked: dict[str, Any]) -> None:
+    """OpenAI's type requires a container, which requests to this server may omit."""
+    async with tools_served(FINAL) as server:
+        body = await server.respond(input="x", tools=[{"type": "code_interpreter", **asked}])
+        (shown,) = body["tools"]
+        assert shown["container"] == (asked.get("container") or {"type": "auto"})
+        CodeInterpreter.model_validate(shown, strict=True)
+
+
+async def test_secrets_are_neither_shown_nor_stored() -> None:
+    async with tools_served(FINAL) as server:
+        tool = {**MCP, "authorization": "sk-canary", "headers": {"X-Key": "sk-canary"}}
+        body = await server.respond(input="x", tools=[tool])
+        assert body["tools"][0]["headers"] == {"X-Key": "<redacted>"}
+        stored = await server.http.get(f"/v1/responses/{body['id']}")
+        assert "sk-canary" not in stored.text
+        assert server.tools.boxes[0].wanted.mcp[0].authorization == "sk-canary"
