@@ -37,6 +37,7 @@ def client(checkpoint: Path) -> Iterator[LocalClient]:
 def demo_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Runs ``chorale serve demo`` with drafts and tools; it expands the demo into the user's cache once."""
     drafts = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}')
+    shown = ("--per-request-spec-decode-metrics", "detailed")
     tools = ("--tool-server", "demo", "--browser-tool", "offline", "--log-stats-interval", "0.5")
-    with serving("demo", tmp_path_factory.mktemp("demo-server"), *drafts, *tools) as server:
+    with serving("demo", tmp_path_factory.mktemp("demo-server"), *drafts, *shown, *tools) as server:
         yield server

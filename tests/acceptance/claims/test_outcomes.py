@@ -171,13 +171,6 @@ async def test_a_turn_that_ends_within_its_reasoning_gets_an_answer(
         assert server.prompt().endswith("<|start|>assistant<|channel|>final<|message|>")
 
 
-@pytest.mark.parametrize(("face", "stream"), WAYS)
-async def test_without_budget_for_an_answer_the_finish_reason_is_length(face: str, stream: bool) -> None:
-    async with served(playing(ANALYSIS + "Only thoughts.")) as server:
-        outcome = await ask(server, face, stream, max_tokens=5)
-        assert (outcome.text, outcome.finish) == ("", "length")
-
-
 HEADER = ANALYSIS + "T." + NEXT + "<|channel|>fin"
 CUT: dict[str, tuple[str, str, str | None]] = {
     "text": (FINAL + "Half of an ans", "Half of an ans", None),

@@ -33,15 +33,6 @@ async def test_the_prompt_contains_all_instructions_in_order(face: str) -> None:
         in_order(server.prompt(), TEXTS)
 
 
-async def test_the_prompt_contains_all_system_blocks_of_messages_in_order() -> None:
-    async with served(playing(DONE)) as server:
-        system = [{"type": "text", "text": text} for text in TEXTS[:3]]
-        messages = [{"role": "user", "content": TEXTS[3]}]
-        body = {"model": "demo", "max_tokens": 9, "system": system, "messages": messages}
-        assert (await send(server, "messages", body)).status_code == 200
-        in_order(server.prompt(), TEXTS[:4])
-
-
 @pytest.mark.parametrize("face", ["chat", "responses"])
 async def test_a_keyword_of_the_chat_template_sets_the_identity(face: str) -> None:
     async with served(playing(DONE)) as server:
@@ -103,15 +94,16 @@ def test_a_pinned_date_gives_the_same_prompt_on_two_days(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("face", FACES)
-async def test_a_tool_loop_keeps_its_thoughts(face: str) -> None:
+async def test_a_tool_loop_keeps_its_thoughts_calls_and_results_in_order(face: str) -> None:
     async with served(playing(DONE)) as server:
-        history = ("one", Call(thought="First thought."), Call(thought="Second thought."))
-        await ask(server, face, history=history, functions=[WEATHER])
-        prompt = server.prompt()
-        for thought in ("First thought.", "Second thought."):
-            assert prompt.count(f"<|start|>assistant<|channel|>analysis<|message|>{thought}<|end|>") == 1
-        first, second = prompt.index("First thought."), prompt.index("Second thought.")
-        assert first < prompt.index("functions.get_weather to=assistant") < second
+        calls = (
+            Call(arguments='{"city":"Rome"}', result="30", thought="First thought."),
+            Call(arguments='{"city":"Oslo"}', result="5", thought="Second thought."),
+        )
+        await ask(server, face, history=("one", *calls), functions=[WEATHER])
+        thought = "<|start|>assistant<|channel|>analysis<|message|>{}<|end|>"
+        first = [thought.format("First thought."), '"Rome"', "30<|end|>"]
+        in_order(server.prompt(), [*first, thought.format("Second thought."), '"Oslo"', ">5<|end|>"])
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -138,21 +130,11 @@ TWO = (
 )
 
 
-@pytest.mark.parametrize("face", ["chat", "responses"])
-async def test_without_parallel_tool_calls_a_turn_has_one_call(face: str) -> None:
-    async with served(playing(TWO)) as server:
-        outcome = await ask(server, face, functions=[WEATHER], parallel_tool_calls=False)
-        assert outcome.calls == [("get_weather", '{"city": "Rome"}')]
-
-
 @pytest.mark.parametrize("face", FACES)
-async def test_results_follow_their_calls(face: str) -> None:
-    async with served(playing(FINAL + "ok<|return|>")) as server:
-        pairs = [
-            Call(arguments='{"city":"Rome"}', result="30"),
-            Call(arguments='{"city":"Oslo"}', result="5"),
-        ]
-        await ask(server, face, history=("hi", *pairs), functions=[WEATHER])
-        prompt = server.prompt()
-        found = [prompt.index(text) for text in ('"Rome"', "30<|end|>", '"Oslo"', "5<|end|>")]
-        assert found == sorted(found)
+async def test_without_parallel_tool_calls_a_turn_has_one_call(face: str) -> None:
+    serial = {"parallel_tool_calls": False}
+    if face == "messages":
+        serial = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+    async with served(playing(TWO)) as server:
+        outcome = await ask(server, face, functions=[WEATHER], **serial)
+        assert outcome.calls == [("get_weather", '{"city": "Rome"}')]

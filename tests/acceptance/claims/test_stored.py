@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from chorale.config.options.settings import merge
 from tests.support.scripted import FINAL, playing
 from tests.support.server import Server, served
 
@@ -44,11 +43,3 @@ async def test_the_oldest_responses_are_evicted_first(bound: dict[str, int], mos
 async def test_age() -> None:
     async with served(playing(HI), response_store_ttl=-1.0) as server:
         assert await status(server, await make(server)) == 404
-
-
-OTHERS = ["--enable-auto-tool-choice", "--tool-call-parser", "openai", "--reasoning-parser", "openai_gptoss"]
-
-
-def test_flags_of_others_are_accepted_without_effect() -> None:
-    bare, flagged = merge(["demo"], {}), merge(["demo", *OTHERS], {})
-    assert (bare.engine, bare.server) == (flagged.engine, flagged.server)

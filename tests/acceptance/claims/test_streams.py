@@ -12,7 +12,7 @@ from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.faces import FACES, WAYS, WEATHER, ask
 from tests.support.local_client import LocalClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, playing
-from tests.support.server import VOCAB, Server, served, with_server
+from tests.support.server import VOCAB, Server, served
 
 PIECES = [
     "<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|start|>assistant", "<|return|>", "<|call|>",
@@ -55,12 +55,6 @@ def test_a_stream_equals_its_body_for_any_step_size(script: str, step: int, face
             await compare(running, face)
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("face", FACES)
-@pytest.mark.parametrize("interval", [1, 5, 20])
-def test_the_stream_interval_changes_no_content(face: str, interval: int) -> None:
-    with_server(stepping(WHOLE[1], 3), lambda running: compare(running, face), stream_interval=interval)
 
 
 ANSWER = ANALYSIS + "Think of it." + NEXT + FINAL + "Hi.<|return|>"

@@ -126,18 +126,3 @@ def test_a_turn_can_continue_within_its_grammar(checkpoint: Path) -> None:
     answers = run(core, asked)
     assert VOCAB.decode(answers["a"][0].token_ids[:-1]) in ("defx", "defy")
     assert answers["b"][0].error == "the end of the prompt does not match the grammar"
-
-
-def test_a_grammar_that_does_not_compile_ends_its_request_alone(checkpoint: Path) -> None:
-    core = engine(checkpoint)
-    answers = run(core, [request("bad", "{", 0), free("f0", 0)])
-    assert "grammar" in str(answers["bad"][0].error)
-    assert answers["f0"][0].finish_reason == "length"
-
-
-def test_a_request_that_waits_for_its_grammar_can_be_aborted(checkpoint: Path) -> None:
-    core = engine(checkpoint)
-    core.add_request(request("r", grammar_of("wide"), 0))
-    core.abort("r")
-    assert [chunk.finish_reason for chunk in core.step()] == ["abort"]
-    assert not core.has_work

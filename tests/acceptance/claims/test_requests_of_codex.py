@@ -1,13 +1,11 @@
-"""Requests in the form of Codex succeed, and a file is edited through its shell and apply_patch tools.
+"""Requests in the form of Codex, with its shell and apply_patch tools, over a scripted engine.
 
-A scripted engine stands in for the model's judgement; requests, streams and the tools themselves are real.
+``tests/acceptance/clients/test_codex.py`` runs Codex itself where it is installed.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
 from typing import Any
 
 from tests.support.faces import send
@@ -100,46 +98,27 @@ def request(items: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def run_tool(item: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Runs a call as the client does."""
-    if item["type"] == "function_call":
-        command = json.loads(item["arguments"])["command"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True)
-        return {"type": "function_call_output", "call_id": item["call_id"], "output": done.stdout}
-    assert (item["type"], item["name"]) == ("custom_tool_call", "apply_patch")
-    apply_patch(item["input"], folder)
-    return {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "Success."}
-
-
-def apply_patch(patch: str, folder: Path) -> None:
-    lines = patch.splitlines()
-    assert (lines[0], lines[-1]) == ("*** Begin Patch", "*** End Patch")
-    file = folder / lines[1].removeprefix("*** Update File: ")
-    before = [line[1:] for line in lines[3:-1] if line[0] in " -"]
-    after = [line[1:] for line in lines[3:-1] if line[0] in " +"]
-    text = file.read_text()
-    assert "\n".join(before) in text
-    file.write_text(text.replace("\n".join(before), "\n".join(after)))
-
-
-async def test_codex_edits_a_file(tmp_path: Path) -> None:
-    (tmp_path / "hello.py").write_text("print('hello')\n")
-
+async def test_a_patch_is_asked_for_and_its_result_read() -> None:
+    results = {
+        "function_call": {"type": "function_call_output", "output": "print('hello')\n"},
+        "custom_tool_call": {"type": "custom_tool_call_output", "output": "Success."},
+    }
     async with served(in_rounds(FIRST, SECOND, THIRD)) as server:
         content = [{"type": "input_text", "text": "Make it say goodbye."}]
         items: list[dict[str, Any]] = [{"type": "message", "role": "user", "content": content}]
-        for _ in range(4):
+        made = []
+        for _ in range(3):
             events = frames(await send(server, "responses", request(items)))
             assert events[-1]["type"] == "response.completed", events[-1]
-            output = events[-1]["response"]["output"]
-            items += output
-            calls = [item for item in output if item["type"].endswith("_call")]
-            if not calls:
-                break
-            items += [run_tool(item, tmp_path) for item in calls]
-        assert items[-1]["content"][0]["text"] == "It says goodbye now."
+            made.append(events[-1]["response"]["output"][-1])
+            items += events[-1]["response"]["output"]
+            if made[-1]["type"] in results:
+                items.append({**results[made[-1]["type"]], "call_id": made[-1]["call_id"]})
+        shell, patch, answer = made
+        assert (shell["name"], json.loads(shell["arguments"])) == ("shell", {"command": ["cat", "hello.py"]})
+        assert (patch["name"], patch["input"]) == ("apply_patch", PATCH)
+        assert answer["content"][0]["text"] == "It says goodbye now."
         prompt = server.prompt()
         assert "print('hello')\n<|end|>" in prompt
         assert f"<|message|>{PATCH}<|call|>" in prompt
         assert "type mcp__notes__list" in prompt
-    assert (tmp_path / "hello.py").read_text() == "print('goodbye')\n"
