@@ -253,7 +253,7 @@ def _read_responses(raw: Any, stream: bool) -> Outcome:
 
 def _read_messages(raw: Any, stream: bool) -> Outcome:
     found = Outcome(raw=raw)
-    message = _fold_messages(raw) if stream else raw
+    message = fold_message(raw) if stream else raw
     texts, thoughts = [], []
     for block in message["content"]:
         if block["type"] == "text":
@@ -261,7 +261,8 @@ def _read_messages(raw: Any, stream: bool) -> Outcome:
         elif block["type"] == "thinking":
             thoughts.append(block["thinking"])
         else:
-            found.calls.append((block["name"], block.get("partial") or json.dumps(block["input"])))
+            cut = message["stop_reason"] == "max_tokens" and block.get("partial")
+            found.calls.append((block["name"], cut or json.dumps(block["input"])))
             found.call_ids.append(block["id"])
     found.text, found.reasoning = "\n\n".join(texts), "\n\n".join(thoughts)
     finish = {"end_turn": "stop", "max_tokens": "length", "tool_use": "tool_calls", "stop_sequence": "stop"}
@@ -273,25 +274,38 @@ def _read_messages(raw: Any, stream: bool) -> Outcome:
     return found
 
 
-def _fold_messages(events: list[dict[str, Any]]) -> dict[str, Any]:
-    message: dict[str, Any] = {}
-    for event in events:
-        if event["type"] == "message_start":
-            message = event["message"]
-        elif event["type"] == "content_block_start":
+def fold_message(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the message rebuilt from its events; asserts the API's rules for them.
+
+    A call's block has also the text of its input, as ``partial``: that of a truncated one is not JSON.
+    """
+    assert [event["type"] for event in events[:2]] == ["message_start", "ping"]
+    message: dict[str, Any] = events[0]["message"]
+    assert (message["content"], message["stop_reason"]) == ([], None)
+    assert events[-1] == {"type": "message_stop"}
+    open_index = None
+    for event in events[2:-2]:
+        kind = event["type"]
+        if kind == "content_block_start":
+            assert open_index is None
+            open_index = len(message["content"])
             message["content"].append(event["content_block"])
-        elif event["type"] == "content_block_delta":
-            block, delta = message["content"][-1], event["delta"]
-            key = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial"}
-            if (name := key.get(delta["type"])) is not None:
-                block[name] = block.get(name, "") + delta.get(name, delta.get("partial_json", ""))
-        elif event["type"] == "message_delta":
-            message |= event["delta"]
-            message["usage"] |= event["usage"]
-    for block in message["content"]:
-        if block["type"] == "tool_use" and message["stop_reason"] != "max_tokens":
-            block["partial"] = json.dumps(as_object(block.get("partial", "")))
-    return message
+        assert event["index"] == open_index
+        block = message["content"][-1]
+        if kind == "content_block_delta":
+            delta = event["delta"]
+            name = delta["type"].removesuffix("_delta")
+            text = delta["partial_json"] if name == "input_json" else delta[name]
+            key = "partial" if name == "input_json" else name
+            block[key] = block.get(key, "") + text
+        elif kind == "content_block_stop":
+            open_index = None
+            if block["type"] == "tool_use":
+                block["input"] = as_object(block.get("partial", ""))
+    assert open_index is None
+    end = events[-2]
+    assert end["type"] == "message_delta"
+    return {**message, **end["delta"], "usage": {**message["usage"], **end["usage"]}}
 
 
 def as_object(text: str) -> dict[str, Any]:

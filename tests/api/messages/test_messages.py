@@ -15,6 +15,7 @@ import pytest
 from chorale.api.messages.request import HARMLESS, REFUSED, MessagesRequest
 from chorale.errors import EngineDeadError
 from tests.support.engine.scripted_client import Script, ScriptedClient
+from tests.support.faces import fold_message
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, in_rounds, playing
 from tests.support.server import Server, served, with_server
 
@@ -45,49 +46,14 @@ def events_of(response: httpx2.Response) -> list[dict[str, Any]]:
     return found
 
 
-def fold(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the message rebuilt from its events; asserts the API's rules for them."""
-    assert [event["type"] for event in events[:2]] == ["message_start", "ping"]
-    message: dict[str, Any] = events[0]["message"]
-    assert message["content"] == []
-    assert message["stop_reason"] is None
-    assert events[-1] == {"type": "message_stop"}
-    open_index = None
-    partial = ""
-    for event in events[2:-2]:
-        kind = event["type"]
-        if kind == "content_block_start":
-            assert open_index is None
-            open_index = len(message["content"])
-            message["content"].append(event["content_block"])
-            partial = ""
-        assert event["index"] == open_index
-        block = message["content"][-1]
-        if kind == "content_block_delta":
-            delta = event["delta"]
-            if delta["type"] == "input_json_delta":
-                partial += delta["partial_json"]
-            else:
-                key = delta["type"].removesuffix("_delta")
-                block[key] += delta[key]
-        elif kind == "content_block_stop":
-            if block["type"] == "tool_use":
-                block["input"] = json.loads(partial)
-            open_index = None
-    assert open_index is None
-    end = events[-2]
-    assert end["type"] == "message_delta"
-    return {**message, **end["delta"], "usage": {**message["usage"], **end["usage"]}}
-
-
 async def both(server: Server, **fields: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     response = await post(server, **fields)
     assert response.status_code == 200, response.text
-    return response.json(), fold(events_of(await post(server, stream=True, **fields)))
+    return response.json(), fold_message(events_of(await post(server, stream=True, **fields)))
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:
-    content = [{k: v for k, v in block.items() if k != "id"} for block in message["content"]]
+    content = [{k: v for k, v in block.items() if k not in ("id", "partial")} for block in message["content"]]
     return {**message, "id": None, "content": content}
 
 
@@ -175,38 +141,10 @@ async def test_the_stop_reason_tells_stop_sequences_and_limits() -> None:
         assert (cut["stop_reason"], cut["content"][0]["input"]) == ("max_tokens", {})
 
 
-@pytest.mark.parametrize(
-    ("choice", "calls", "answers"),
-    [
-        (None, True, True),
-        ({"type": "auto", "disable_parallel_tool_use": True}, True, True),
-        ({"type": "any"}, True, False),
-        ({"type": "tool", "name": "f"}, True, False),
-        ({"type": "none"}, False, True),
-    ],
-)
-async def test_tool_choice_restricts_calls_and_answers(choice: Any, calls: bool, answers: bool) -> None:
-    async with served(playing(ANSWER if answers else CALLS)) as server:
-        response = await post(server, tools=TOOLS, tool_choice=choice)
-        assert response.status_code == 200, response.text
-        grammar = server.client.requests[0].sampling.grammar
-        assert grammar is not None
-        assert ("to=functions.f" in grammar, '\\"final\\"' in grammar) == (calls, answers)
-        assert "type f =" in server.prompt()
-
-
 async def test_a_thinking_budget_limits_the_reasoning() -> None:
     async with served(playing(ANSWER)) as server:
         assert (await post(server, thinking={"type": "enabled", "budget_tokens": 1024})).status_code == 200
         assert "{0,1024}" in (server.client.requests[0].sampling.grammar or "")
-
-
-async def test_an_output_format_constrains_the_answer() -> None:
-    async with served(playing(FINAL + '{"a":1}<|return|>')) as server:
-        config = {"format": {"type": "json_schema", "schema": SCHEMA}}
-        assert (await post(server, output_config=config)).status_code == 200
-        assert "# Response Formats" in server.prompt()
-        assert server.client.requests[0].sampling.grammar
 
 
 async def test_an_assistant_message_can_be_continued() -> None:
@@ -518,6 +456,6 @@ async def test_a_request_of_claude_code_is_answered() -> None:
         response = await server.http.post(
             "/v1/messages?beta=true", json={"model": "demo", **fields}, headers=headers
         )
-        message = fold(events_of(response))
+        message = fold_message(events_of(response))
         assert [block["type"] for block in message["content"]] == ["thinking", "tool_use"]
         assert message["stop_reason"] == "tool_use"
