@@ -351,18 +351,6 @@ async def test_tokenize_errors_name_the_field(
         assert answer.json["error"]["param"] == param
 
 
-@pytest.mark.parametrize(
-    ("path", "data", "hint"),
-    [("/tokenize", {"promt": "a"}, "prompt"), ("/detokenize", {"token": [1]}, "tokens")],
-)
-async def test_an_unknown_field_hints_at_the_nearest(path: str, data: dict[str, Any], hint: str) -> None:
-    async with served(unknown_fields="refuse") as server:
-        answer = await call(server.port, "POST", path, data)
-        assert answer.status == 400
-        assert answer.json["error"]["code"] == "unknown_parameter"
-        assert f"did you mean '{hint}'?" in answer.json["error"]["message"]
-
-
 @pytest.mark.parametrize("data", [{"prompt": "a"}, _CHAT])
 async def test_null_fields_count_as_absent(data: dict[str, Any]) -> None:
     async with served() as server:

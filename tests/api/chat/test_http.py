@@ -259,21 +259,6 @@ def test_an_aborted_request_is_503() -> None:
     assert response.json()["error"]["code"] == "aborted"
 
 
-def test_repairs_are_counted_in_the_metrics() -> None:
-    async def counted(server: Server) -> bytes:
-        await server.chat()
-        await server.chat(stream=True)
-        return server.state.metrics.render()
-
-    text = with_server(playing(ANALYSIS + "x<|end|>" + FINAL + "y<|return|>"), counted).decode()
-    line = next(
-        line
-        for line in text.splitlines()
-        if line.startswith("chorale:harmony_repairs") and "implicit" in line
-    )
-    assert line.endswith(" 2.0")
-
-
 # --------------------------------------------------------------------------- the SDK
 
 

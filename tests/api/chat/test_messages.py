@@ -255,7 +255,3 @@ async def test_the_answer_contains_only_the_continuation() -> None:
         choice = response.json()["choices"][0]
     assert choice["message"]["content"] == " four."
     assert choice["finish_reason"] == "stop"
-
-
-def test_a_large_prompt_is_encoded_in_a_thread() -> None:
-    assert prompt([{"role": "user", "content": "word " * 20_000}]).count("word") == 20_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-import sys
 import time
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -288,14 +287,6 @@ async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.Monkey
         writer.write(b"GET /flood HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await asyncio.wait_for(closed.wait(), 30)
         writer.close()
-
-
-def test_the_protocol_extends_uvicorns_httptools_protocol() -> None:
-    from chorale.config.engine import ServerConfig
-    from chorale.serve.http.protocol import limited_protocol
-
-    assert limited_protocol(ServerConfig()).__mro__[2].__module__ == "uvicorn.protocols.http.httptools_impl"
-    assert "httptools" in sys.modules
 
 
 def chunked(*chunks: bytes) -> bytes:

@@ -13,69 +13,18 @@ from tests.support.raw_http import call
 from tests.support.server import VOCAB, listening, make_state, served
 
 USER = [{"role": "user", "content": "What is 17 + 25?"}]
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-CHATS: list[dict[str, Any]] = [
-    {"messages": USER},
-    {"messages": USER, "stream": True, "stream_options": {"include_usage": True}, "n": 2, "max_tokens": 7},
-    {"messages": USER, "tools": [TOOL], "tool_choice": "required", "reasoning_effort": "high"},
-    {
-        "messages": USER,
-        "response_format": {"type": "json_object"},
-        "temperature": 0,
-        "seed": 3,
-        "stop": ["x"],
-    },
-    {
-        "messages": [*USER, {"role": "assistant", "content": "It is"}],
-        "continue_final_message": True,
-        "add_generation_prompt": False,
-        "cache_salt": "mine",
-        "priority": 2,
-    },
-]
-COMPLETIONS: list[dict[str, Any]] = [
-    {"prompt": "One, two,"},
-    {"prompt": ["One,", "<|start|>user"], "max_tokens": 3, "cache_salt": "mine"},
-    {"prompt": [1, 2, 3], "logprobs": 2},
-    {"prompt": [[1, 2], [3]], "n": 2},
-]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_the_engine_gets_the_rendered_prompts(path: str) -> None:
-    seen: list[Any] = []
-
-    def source(request: Any, index: int) -> Script:
-        if index == 0:
-            seen.append(request)
-        return Script((200005, 17196, 200008, 13225, 200002))
-
-    async with make_state(ScriptedClient(source)) as state, listening(create_app(state)) as server:
-        for body in CHATS if "chat" in path else COMPLETIONS:
-            answer = await call(server.port, "POST", f"{path}/render", body)
-            assert answer.status == 200, answer.body
-            assert not seen  # nothing was run
-            found = answer.json if isinstance(answer.json, list) else [answer.json]
-            assert (path == "/v1/completions") == isinstance(answer.json, list)
-            assert (await call(server.port, "POST", path, body)).status == 200
-            assert [each["token_ids"] for each in found] == [each.prompt_token_ids for each in seen]
-            for each, request in zip(found, seen, strict=True):
-                check_request(each, request, body)
-            seen.clear()
-
-
-def check_request(found: dict[str, Any], request: Any, body: dict[str, Any]) -> None:
-    sampling = found["sampling_params"]
-    assert (found["cache_salt"] or "") == request.cache_salt == body.get("cache_salt", "")
-    assert found["priority"] == request.priority == body.get("priority", 0)
-    assert found["stream"] is bool(body.get("stream"))
-    assert found["stream_options"] == body.get("stream_options")
-    assert found["model"] == "demo"
-    assert (found["features"], found["kv_transfer_params"]) == (None, None)
-    assert found["reasoning_ended"] is False
-    for name in ("n", "temperature", "top_p", "max_tokens", "seed", "logprobs"):
-        assert sampling[name] == getattr(request.sampling, name)
-    assert sampling["stop"] == body.get("stop", [])
+async def test_a_rendered_request_has_the_form_of_vllms() -> None:
+    """``tests/api/tokens/test_generate.py`` compares what the engine gets."""
+    options = {"include_usage": True}
+    async with served(ScriptedClient(lambda request, index: Script(()))) as server:
+        body = {"messages": USER, "stream": True, "stream_options": options, "stop": ["x"], "max_tokens": 7}
+        found = (await server.http.post("/v1/chat/completions/render", json=body)).json()
+        assert (found["model"], found["stream"], found["stream_options"]) == ("demo", True, options)
+        assert found["features"] is found["kv_transfer_params"] is None
+        assert found["reasoning_ended"] is False
+        assert (found["sampling_params"]["stop"], found["sampling_params"]["max_tokens"]) == (["x"], 7)
 
 
 async def test_the_offsets_of_tokens_are_returned_on_request() -> None:

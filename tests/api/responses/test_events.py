@@ -6,15 +6,6 @@ from chorale.errors import EngineDeadError
 from tests.support.engine.scripted_client import Script, ids
 from tests.support.responses import CALL, HELLO, TOOL, fold_events, serve, without_ids
 
-REQUIRED_KEYS = {
-    "id", "object", "created_at", "completed_at", "status", "error", "incomplete_details", "model",
-    "previous_response_id", "conversation", "instructions", "output", "tools", "tool_choice",
-    "truncation", "parallel_tool_calls", "text", "temperature", "top_p", "presence_penalty",
-    "frequency_penalty", "top_logprobs", "reasoning", "user", "usage", "max_output_tokens",
-    "max_tool_calls", "store", "background", "service_tier", "metadata", "safety_identifier",
-    "prompt_cache_key",
-}  # fmt: skip
-
 
 async def test_an_answer_has_all_events_in_order() -> None:
     async with serve(HELLO) as server:
@@ -40,7 +31,6 @@ async def test_an_answer_has_all_events_in_order() -> None:
         ]
         body = fold_events(events)
         assert all(e["logprobs"] == [] for e in events if e["type"] == "response.output_text.delta")
-        assert sorted(REQUIRED_KEYS - set(body)) == []
         assert events[0]["response"]["status"] == events[1]["response"]["status"] == "in_progress"
         assert set(events[0]["response"]) == set(body)
         assert body["status"] == "completed"
@@ -53,22 +43,6 @@ async def test_an_answer_has_all_events_in_order() -> None:
         assert message["phase"] == "final_answer"
         assert reasoning["id"].startswith("rs_")
         assert message["id"].startswith("msg_")
-
-
-async def test_usage_counts_each_token_once() -> None:
-    """Reasoning tokens count as output tokens, and cached tokens as input tokens."""
-    async with serve(HELLO, num_cached_tokens=16) as server:
-        status, body = await server.post(input="hello")
-        assert status == 200
-        usage = body["usage"]
-        assert usage["input_tokens"] == len(server.prompt_ids())
-        assert usage["input_tokens_details"] == {"cached_tokens": 16, "cache_write_tokens": 0}
-        assert usage["output_tokens"] == len(ids(HELLO))
-        of_output = {"reasoning_tokens": len(ids("Say hi.")), "tool_output_tokens": 0}
-        assert usage["output_tokens_details"] == of_output
-        assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
-        events = await server.events(input="hello")
-        assert events[-1]["response"]["usage"] == usage
 
 
 async def test_a_call_streams_its_arguments() -> None:

@@ -47,6 +47,10 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     (TEXT, {"prompt": [5, 6], "structured_outputs": {"choice": ["yes", "no"]}, "logprobs": 2}),
     (TEXT, {"prompt": "One,", "structured_outputs": LARK, "n": 2}),
     (TEXT, {"prompt": "One,", **SAMPLED, "max_tokens": 9}),
+    (TEXT, {"prompt": ["One,", "<|start|>user"], "max_tokens": 3, "cache_salt": "mine"}),
+    (TEXT, {"prompt": [[1, 2], [3]], "n": 2}),
+    (CHAT, {"messages": [*USER, {"role": "assistant", "content": "It is"}], "continue_final_message": True,
+            "add_generation_prompt": False, "cache_salt": "mine", "priority": 2}),
     (MESSAGES, {"messages": USER, "max_tokens": 90, "tool_choice": {"type": "any"},
                 "tools": [{"name": "f", "input_schema": SCHEMA}]}),
     (MESSAGES, {"messages": USER, "max_tokens": 90, "thinking": {"type": "enabled", "budget_tokens": 50}}),
@@ -66,14 +70,16 @@ async def test_a_rendered_request_reaches_the_engine_as_the_request_itself(place
     path, body = BODIES[place]
     async with served(playing(f"{FINAL}1<|return|>")) as server:
         _, itself = await server.post(path, **body)
-        _, rendered = await server.post(f"{path}/render", **body)
-        assert len(server.client.requests) == 1, itself
-        status, _ = await generate(server, **(rendered[0] if path == TEXT else rendered))
-        assert status == 200
-        own, other = server.client.requests
-        assert own.sampling == other.sampling
-        assert own.prompt_token_ids == other.prompt_token_ids
-        assert (own.priority, own.cache_salt) == (other.priority, other.cache_salt)
+        own = server.client.requests[:]
+        _, found = await server.post(f"{path}/render", **body)
+        rendered = found if path == TEXT else [found]
+        assert len(server.client.requests) == len(own) == len(rendered), itself
+        for each in rendered:
+            assert (await generate(server, **each))[0] == 200
+        for one, other in zip(own, server.client.requests[len(own) :], strict=True):
+            assert one.sampling == other.sampling
+            assert one.prompt_token_ids == other.prompt_token_ids
+            assert (one.priority, one.cache_salt) == (other.priority, other.cache_salt)
 
 
 async def test_the_answer_has_all_tokens_and_scores_in_the_engines_order() -> None:

@@ -14,7 +14,7 @@ from chorale.errors import EngineDeadError
 from chorale.jobs.background import STOPPED
 from chorale.store.store import SqliteStore
 from tests.support.engine.scripted_client import Script, ids
-from tests.support.responses import CALL, HELLO, MODEL, TOOL, fold_events, serve
+from tests.support.responses import HELLO, MODEL, fold_events, serve
 from tests.support.server import Server
 from tests.support.sse import parse_sse
 
@@ -224,39 +224,3 @@ async def test_obfuscation_pads_deltas_and_changes_nothing_else() -> None:
         )
         assert b'"obfuscation":"' in streamed.content
         fold_events(parse_sse(streamed.content))
-
-
-async def test_the_summary_dialect_returns_reasoning_as_a_summary() -> None:
-    """Clients that support only summaries get the reasoning. Items sent back are replayed exactly."""
-    config = ServerConfig(system_start_date="2026-01-02", responses_dialect="summary")
-    async with serve(CALL, HELLO, config=config) as server:
-        async with server.sdk.responses.stream(
-            model=MODEL,
-            input="weather?",
-            tools=[TOOL],  # type: ignore[list-item]
-        ) as stream:
-            events = [event async for event in stream]
-            final = await stream.get_final_response()
-        kinds = [event.type for event in events]
-        assert kinds[3:4] == ["response.reasoning_summary_part.added"]
-        assert kinds.count("response.reasoning_summary_text.done") == 1
-        assert not any("reasoning_text" in kind for kind in kinds)
-        deltas = [e.delta for e in events if e.type == "response.reasoning_summary_text.delta"]
-        assert "".join(deltas) == "Need weather."
-        added = next(e for e in events if e.type == "response.reasoning_summary_part.added")
-        assert (added.summary_index, added.part.type) == (0, "summary_text")
-        reasoning, call = final.output
-        assert reasoning.type == "reasoning"
-        assert [part.text for part in reasoning.summary] == ["Need weather."]
-        assert not reasoning.content
-        read = (await server.http.get(f"/v1/responses/{final.id}")).json()
-        assert read["output"][0]["summary"] == [{"type": "summary_text", "text": "Need weather."}]
-        plain = await server.http.get(f"/v1/responses/{final.id}", headers={"x-responses-dialect": "openai"})
-        assert plain.json()["output"][0]["summary"] == []
-        assert call.type == "function_call"
-        result = {"type": "function_call_output", "call_id": call.call_id, "output": "21"}
-        user = {"role": "user", "content": "weather?"}
-        _, body = await server.post(input=[user, *read["output"], result], tools=[TOOL])
-        said = [*server.prompt_ids(0), *ids(CALL)]
-        assert server.prompt_ids(1)[: len(said)] == said
-        assert body["output"][0]["summary"][0]["text"] == "Say hi."

@@ -399,16 +399,6 @@ async def test_a_get_without_upgrade_is_a_405_and_a_post_ignores_the_upgrade() -
         assert posted.status == 200
 
 
-async def test_frames_sent_together_with_the_handshake_are_read() -> None:
-    async with served() as server:
-        text = b'{"type":"response.create","input":"Hi"}'
-        frame = bytes([0x81, 0x80 | len(text), 0, 0, 0, 0]) + text
-        reader, writer = await connect(server.port)
-        writer.write(HANDSHAKE % (b"/v1/responses", b"") + frame)
-        await reader.readuntil(b"\r\n\r\n")
-        assert b"response.created" in await asyncio.wait_for(reader.readuntil(b"response.created"), PATIENCE)
-
-
 async def test_too_many_connections_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "MAX_CONNECTIONS", 1)
     async with served() as server:
