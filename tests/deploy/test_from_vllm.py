@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from chorale.api.operations import OPERATIONS
-from chorale.config.options.settings import merge
-from chorale.errors import ConfigError
 from tests.deploy.files import load_script
+from tests.deploy.test_vllm_names import merged
 from tests.support import ROOT
 
 PAGE = (ROOT / "docs" / "how-to" / "from-vllm.md").read_text("utf-8")
@@ -26,22 +25,6 @@ def rows(name: str) -> list[list[str]]:
     return [[cell.strip().strip("`") for cell in line.strip("| ").split("|")] for line in lines]
 
 
-def treatment(arguments: list[str], environment: dict[str, str]) -> str:
-    try:
-        notices = merge(arguments, environment).notices
-    except ConfigError as error:
-        return "refused" if "is not supported" in str(error) else str(error)
-    words = {
-        "not needed": "not needed",
-        "has no effect": "no effect",
-        "visible in process lists; prefer": "acts",
-    }
-    found = {kind for notice in notices for text, kind in words.items() if text in notice}
-    assert len(found) <= 1, notices
-    assert len(notices) == len(found), notices
-    return found.pop() if found else "acts"
-
-
 @pytest.mark.parametrize("row", rows("guide"), ids=lambda row: row[0][:60])
 def test_a_flag_is_treated_as_the_page_says(row: list[str], tmp_path: Path) -> None:
     flags, expected = row[0], row[1]
@@ -53,7 +36,7 @@ def test_a_flag_is_treated_as_the_page_says(row: list[str], tmp_path: Path) -> N
     if value.startswith("{"):
         json.loads(value)
     model = [] if name == "--model" else ["openai/gpt-oss-120b"]
-    assert treatment([*model, *arguments], {}) == expected
+    assert merged([*model, *arguments], {}) == expected
 
 
 def test_each_flag_of_the_guides_is_in_one_row() -> None:

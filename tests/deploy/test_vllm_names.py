@@ -52,8 +52,15 @@ def merged(arguments: list[str], environment: dict[str, str]) -> str:
         notices = merge(arguments, environment).notices
     except ConfigError as error:
         return "refused" if "is not supported: " in str(error) else str(error)
-    words = {"not needed": "not needed", "has no effect": "no effect", "not read by": "no effect"}
-    return next((kind for text in notices for word, kind in words.items() if word in text), "acts")
+    words = {
+        "not needed": "not needed",
+        "has no effect": "no effect",
+        "not read by": "no effect",
+        "visible in process lists; prefer": "acts",
+    }
+    assert len(notices) <= 1, notices
+    found = (next((kind for word, kind in words.items() if word in text), text) for text in notices)
+    return next(found, "acts")
 
 
 def flag(line: Name) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+
+from tests.deploy.files import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 # All but the changelog and the laboratory notes, which name files of their time.
@@ -18,11 +19,7 @@ PAGES = [
 
 
 def test_the_api_pages_are_what_the_code_says() -> None:
-    spec = importlib.util.spec_from_file_location("api_docs", ROOT / "scripts" / "api_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script("api_docs")
     for name in module.TABLES:
         page = (ROOT / "docs" / "reference" / name).read_text("utf-8")
         assert module.render(name, page) == page, "run: python scripts/api_docs.py"

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+
+from tests.deploy.files import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA: dict[str, Any] = json.loads((ROOT / "docs" / "data" / "speed.json").read_text("utf-8"))
 CASES = [(group["name"], case) for group in DATA["groups"] for case in group["cases"]]
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("speed_chart", ROOT / "scripts" / "speed_chart.py")
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_picture_is_drawn_from_the_data(script: ModuleType) -> None:
+def test_the_picture_is_drawn_from_the_data() -> None:
     drawn = (ROOT / "docs" / "images" / "speed.svg").read_text("utf-8")
-    assert script.render(DATA) == drawn, "run: python scripts/speed_chart.py"
+    assert load_script("speed_chart").render(DATA) == drawn, "run: python scripts/speed_chart.py"
     texts = [each.text for each in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
     for _, case in CASES:
         assert {f"{case['chorale']:,}", f"{case['peer']:,}"} <= set(texts)

@@ -187,7 +187,7 @@ def read(face: str, stream: bool, response: httpx2.Response) -> Outcome:
 def _read_chat(raw: Any, stream: bool) -> Outcome:
     if stream:
         [(_, choice)] = fold_chat(raw).items()
-        message = {"builtin_tool_calls": _joined(_pieces(raw, "builtin_tool_calls"))}
+        message = {"builtin_tool_calls": joined(pieces(raw, "builtin_tool_calls"))}
         calls = [choice["calls"][index] for index in sorted(choice["calls"])]
         usage = next((chunk["usage"] for chunk in reversed(raw) if chunk.get("usage")), None)
         text, reasoning, finish = choice["content"], choice["reasoning"], choice["finish_reason"]
@@ -210,13 +210,13 @@ def _read_chat(raw: Any, stream: bool) -> Outcome:
     return found
 
 
-def _pieces(chunks: list[Any], key: str) -> list[Any]:
+def pieces(chunks: list[Any], key: str) -> list[Any]:
     return [piece for chunk in chunks for c in chunk["choices"] for piece in c["delta"].get(key, ())]
 
 
-def _joined(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def joined(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
-    for piece in pieces:
+    for piece in parts:
         entry = found.setdefault(piece["index"], {})
         for key, value in piece.items():
             entry[key] = entry.get(key, "") + value if key in ("arguments", "output") else value

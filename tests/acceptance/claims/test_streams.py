@@ -8,51 +8,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.engine.scripted_client import Script, ScriptedClient
-from tests.support.faces import FACES, WAYS, WEATHER, ask
+from chorale.harmony.vocab import RETURN
+from tests.support.faces import FACES, WAYS, ask
 from tests.support.local_client import LocalClient
-from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, playing
-from tests.support.server import VOCAB, Server, served
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, ids, playing
+from tests.support.server import served
+from tests.turns.test_run_properties import client_of, streams
 
-PIECES = [
-    "<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|start|>assistant", "<|return|>", "<|call|>",
-    "<|constrain|>", "analysis", "commentary", "final", " to=functions.get_weather", " json", '{"city":"Par',
-    'is"}', "Hello", " there", "\n\n", "\u6f22\u5b57", "\U0001f600", "stop here",
-]  # fmt: skip
-WHOLE = [
-    ANALYSIS + "Think." + NEXT + FINAL + "Hello.<|return|>",
-    ANALYSIS + "Think." + NEXT + PREAMBLE + "Wait." + NEXT + call("get_weather", "{}") + "<|call|>",
-    ANALYSIS + "only thoughts<|return|>",
-    FINAL + "a" + NEXT + FINAL + "b<|return|>",
-    call("get_weather", '{"city": "Pa'),
-    "<|start|>assistant" + FINAL,
-    "",
-]
-soup = st.lists(st.sampled_from(PIECES), max_size=24).map("".join)
-
-
-def stepping(script: str, step: int) -> ScriptedClient:
-    return ScriptedClient(
-        lambda request, index: Script(ids(script) or VOCAB.encode(" "), tokens_per_step=step)
-    )
-
-
-async def compare(running: Server, face: str) -> None:
-    body = await ask(running, face, functions=[WEATHER])
-    extra = {"stream_options": {"include_usage": True}} if face == "chat" else {}
-    streamed = await ask(running, face, True, functions=[WEATHER], **extra)
-    if face == "messages":  # a body has only whole objects, a stream also the start of a truncated call
-        for outcome in (body, streamed):
-            outcome.calls = [(name, "") for name, _ in outcome.calls]
-    assert body.told() == streamed.told()
+FUNCTIONS = [{"name": name, "parameters": {"type": "object"}} for name in ("f", "g")]
 
 
 @settings(max_examples=40, deadline=None, database=None)
-@given(script=st.one_of(st.sampled_from(WHOLE), soup), step=st.integers(1, 64), face=st.sampled_from(FACES))
-def test_a_stream_equals_its_body_for_any_step_size(script: str, step: int, face: str) -> None:
+@given(tokens=streams(), step=st.integers(1, 64), face=st.sampled_from(FACES))
+def test_a_stream_equals_its_body_for_any_step_size(tokens: list[int], step: int, face: str) -> None:
     async def main() -> None:
-        async with served(stepping(script, step)) as running:
-            await compare(running, face)
+        async with served(client_of(tokens or [RETURN], step)) as server:
+            body = await ask(server, face, functions=FUNCTIONS)
+            extra = {"stream_options": {"include_usage": True}} if face == "chat" else {}
+            streamed = await ask(server, face, True, functions=FUNCTIONS, **extra)
+        if face == "messages":  # a body has only whole objects, a stream also the start of a truncated call
+            for outcome in (body, streamed):
+                outcome.calls = [(name, "") for name, _ in outcome.calls]
+        assert body.told() == streamed.told()
 
     asyncio.run(main())
 

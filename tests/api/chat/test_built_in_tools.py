@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from tests.api.responses.items.test_built_in_events import CITED, CITED_TEXT, LINK
 from tests.support.engine.scripted_client import Script
+from tests.support.faces import joined, pieces
 from tests.support.responses import TOOL
+from tests.support.scripted import events_of, fold_chat
 from tests.support.scripted_tools import PAGE, ScriptedService, tools_served
 from tests.support.server import Server
 from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, failing, ids
@@ -26,35 +27,16 @@ async def chat(server: Server, **fields: Any) -> Any:
     return body["choices"][0]["message"]
 
 
-def merge(found: Any, piece: Any) -> Any:
-    """Merges deltas as clients do: texts are joined, lists are merged by index."""
-    if isinstance(piece, str) and isinstance(found, str):
-        return found + piece
-    if isinstance(piece, list):
-        found = found or []
-        for entry in piece:
-            index = entry.pop("index") if isinstance(entry, dict) and "index" in entry else len(found)
-            if index == len(found):
-                found.append(entry)
-            else:
-                found[index] = found[index] | {
-                    key: merge(found[index].get(key), value) for key, value in entry.items()
-                }
-        return found
-    return piece
-
-
 async def streamed(server: Server, **fields: Any) -> dict[str, Any]:
-    content = await server.stream(CHAT, messages=USER, **fields)
-    frames = content.decode().strip().split("\n\n")
-    assert frames[-1] == "data: [DONE]"
-    message: dict[str, Any] = {}
-    for frame in frames[:-1]:
-        chunk = json.loads(frame.removeprefix("data: "))
-        for choice in chunk["choices"]:
-            for key, value in choice["delta"].items():
-                message[key] = merge(message.get(key), value)
-    return message
+    """Returns the message that the stream's deltas add up to."""
+    answer = await server.http.post(CHAT, json={"messages": USER, "stream": True, **fields})
+    chunks = events_of(answer)
+    calls = [
+        {key: value for key, value in call.items() if key != "index"}
+        for call in joined(pieces(chunks, "builtin_tool_calls"))
+    ]
+    annotations = pieces(chunks, "annotations")
+    return {**fold_chat(chunks)[0], "annotations": annotations, "builtin_tool_calls": calls}
 
 
 async def test_the_merged_stream_equals_the_body() -> None:
@@ -88,14 +70,9 @@ def without_id(call: dict[str, Any]) -> dict[str, Any]:
 
 async def test_output_streams_while_the_tool_runs() -> None:
     async with tools_served(PYTHON, FINAL) as server:
-        content = (await server.stream(CHAT, messages=USER, tools=[CODE])).decode()
-        outputs = [
-            entry["output"]
-            for frame in content.strip().split("\n\n")[:-1]
-            for choice in json.loads(frame.removeprefix("data: "))["choices"]
-            for entry in choice["delta"].get("builtin_tool_calls", ())
-            if "output" in entry
-        ]
+        answer = await server.http.post(CHAT, json={"messages": USER, "stream": True, "tools": [CODE]})
+        told = pieces(events_of(answer), "builtin_tool_calls")
+        outputs = [entry["output"] for entry in told if "output" in entry]
         assert outputs == ["4", "2\n", ""]
 
 

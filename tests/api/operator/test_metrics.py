@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from chorale.api.telemetry.engine_record import Series, total
+from chorale.api.telemetry.engine_record import EngineRecord, Series, total
 from chorale.api.telemetry.metered_client import MeteredClient
 from chorale.api.telemetry.metric_names import SLEEP_STATES
 from chorale.api.telemetry.metrics import Metrics
@@ -22,6 +23,7 @@ from chorale.config.options.settings import merge
 from chorale.engine.histogram import Histogram
 from chorale.engine.types import EngineStats, GenerateRequest, SamplingSpec, TokenChunk
 from chorale.errors import ConfigError, EngineDeadError, OverloadedError, QueueFullError
+from chorale.store.store import SqliteStore
 from tests.support.raw_http import call
 from tests.support.scripted import scripted
 from tests.support.server import served
@@ -476,3 +478,50 @@ def test_bounds_that_prometheus_cannot_use_stop_the_start(bounds: Any) -> None:
     for unknown in ("latency", "kv_cache_residency"):  # the engine's histograms have fixed buckets
         with pytest.raises(ConfigError, match="names of request_latency"):
             merge(["--custom-histogram-buckets", json.dumps({unknown: [1]})], {})
+
+
+def become(engine: Engine, engine_id: str, steps: int) -> None:
+    engine.info = info(engine_id=engine_id)
+    engine.stats = EngineStats(num_steps=steps, generation_tokens=10 * steps)
+    engine.status = EngineStatus("ready", restarts=int(engine_id == "b"))
+
+
+@pytest.mark.parametrize("scraped", [False, True])
+@pytest.mark.parametrize(("steps", "counted"), [(3, 8), (5, 10), (40, 45)])
+def test_counters_of_a_restarted_engine_are_added_whether_lower_or_higher(
+    steps: int, counted: int, scraped: bool
+) -> None:
+    engine, record = Engine(), EngineRecord({"model_name": "m", "engine": "0"})
+    record.watch(engine)  # type: ignore[arg-type]
+    record.current_stats()
+    become(engine, "a", 5)
+    record.current_stats()
+    if scraped:  # while the new engine starts
+        engine.stats = EngineStats()
+        record.current_stats()
+        become(engine, "b", 2)
+        record.observe(engine.stats)  # by a request, before the new id is seen
+    become(engine, "b", steps)
+    for _ in range(2):
+        assert record.totals(record.current_stats()).num_steps == counted
+        assert record.totals(record.current_stats()).generation_tokens == 10 * counted
+    assert record.num_restarts == 1
+
+
+async def test_the_metric_follows_the_store(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite3"
+    async with served(store=SqliteStore(str(path), lock_seconds=0.2)) as server:
+        http = server.http
+
+        async def up() -> str:
+            lines = (await http.get("/metrics")).text.splitlines()
+            return next(line for line in lines if line.startswith("chorale:response_store_up"))[-3:]
+
+        assert await up() == "1.0"
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        assert (await http.post("/v1/conversations", json={})).status_code == 503
+        assert await up() == "0.0"
+        other.close()
+        assert (await http.post("/v1/conversations", json={})).status_code == 200
+        assert await up() == "1.0"

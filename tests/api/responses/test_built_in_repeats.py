@@ -10,11 +10,7 @@ import pytest
 
 from chorale.tools.contract import Progress, ToolCall, ToolResult
 from tests.support.scripted_tools import ScriptedService, tools_served
-
-CODE: dict[str, Any] = {"type": "code_interpreter", "container": {"type": "auto"}}
-WEB: dict[str, Any] = {"type": "web_search"}
-PYTHON = "<|channel|>analysis to=python code<|message|>print(1)<|call|>"
-SEARCH = '<|channel|>analysis to=browser.search code<|message|>{"query": "tides"}<|call|>'
+from tests.turns.tools.test_loop import CODE, PYTHON, SEARCH, WEB
 
 
 @pytest.mark.parametrize(("call", "tool", "repeatable"), [(PYTHON, CODE, False), (SEARCH, WEB, True)])

@@ -115,12 +115,3 @@ async def test_reasoning_can_be_hidden() -> None:
         assert [item["type"] for item in body["output"]] == ["message"]
         _, whole = await server.post(input="go", include_reasoning=False)
         assert without_ids(whole) == without_ids(body)
-
-
-# Pieces of model output, well-formed or not, from which test_background_properties.py draws.
-PIECES = [
-    "<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|start|>assistant", "<|constrain|>", "<|call|>",
-    "<|return|>", "analysis", "final", "commentary", " to=functions.get_weather", " to=functions.other",
-    " json", '{"city": "Rom"}', "hello ", "世界🎉", "<|channel|>final<|message|>",
-    "<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "\n",
-]  # fmt: skip

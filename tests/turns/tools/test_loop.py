@@ -12,6 +12,7 @@ import pytest
 
 from chorale.client.base import EngineStatus
 from chorale.errors import EngineDeadError
+from chorale.requests.built_in_tools import read_mcp
 from chorale.tools.contract import CodeOutput, Progress, ToolCall, ToolResult
 from chorale.turns.choice.runaway import MAX_SAME_RESULTS
 from chorale.turns.choice.tool_use import MAX_UNKNOWN
@@ -478,3 +479,22 @@ async def test_a_turn_above_the_threshold_is_summarized_between_tools() -> None:
     ) as server:
         body = await server.respond(input="6 * 7?", tools=[CODE], context_management=compaction)
         assert kinds(body) == ["code_interpreter_call", "compaction"] * 2 + ["message"]
+
+
+@pytest.mark.parametrize(
+    ("label", "here"),
+    [
+        ("code_interpreter", "python"),
+        ("container", "python"),
+        ("web_search_preview", "browser"),
+        ("python", "python"),
+        ("notes", "notes"),
+    ],
+)
+def test_labels_of_vllm_mean_the_built_in_tools_unless_the_request_has_an_address(
+    label: str, here: str
+) -> None:
+    tool = {"type": "mcp", "server_label": label}
+    assert read_mcp(tool, "tools[0]", approvals=True).server_label == here
+    addressed = {**tool, "server_url": "https://a.example/mcp"}
+    assert read_mcp(addressed, "tools[0]", approvals=True).server_label == label

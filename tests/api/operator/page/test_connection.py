@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -26,21 +25,13 @@ from tests.support.browsers.chat_page import (
 )  # fmt: skip
 from tests.support.browsers.tab import Tab
 from tests.support.engine.scripted_client import Script, ScriptedClient
+from tests.support.ports import free_port
 from tests.support.scripted import FINAL, ids, in_rounds, playing
 from tests.support.server import in_thread
 
 SLOW = FINAL + " ".join(f"w{n}" for n in range(60)) + "<|return|>"
 WHOLE = " ".join(f"w{n}" for n in range(60))
 BEGUN = "document.querySelector('.answer')?.innerText.includes('w3')"
-
-
-@pytest.fixture
-def port() -> int:
-    """A port on which a server can start again."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        number: int = taken.getsockname()[1]
-        return number
 
 
 def test_the_page_waits_for_the_model(tab: Tab) -> None:
@@ -65,7 +56,8 @@ def test_the_page_waits_for_the_model(tab: Tab) -> None:
         assert tab.console == [] or all("503" in line for line in tab.console)
 
 
-def test_the_page_survives_a_restart(tab: Tab, port: int) -> None:
+def test_the_page_survives_a_restart(tab: Tab) -> None:
+    port = free_port()
     client = in_rounds(FINAL + "answer 1<|return|>", FINAL + "answer 2<|return|>")
     with in_thread(client, port=port) as server:
         ask(opened(tab, server), "one")
@@ -107,7 +99,8 @@ def test_a_response_is_resumed_when_its_conversation_is_opened_again(tab: Tab) -
         assert shown(tab) == ["Count", WHOLE]
 
 
-def test_what_arrived_stays_if_the_server_has_lost_the_response(tab: Tab, port: int) -> None:
+def test_what_arrived_stays_if_the_server_has_lost_the_response(tab: Tab) -> None:
+    port = free_port()
     client = playing(SLOW, delay=0.1)
     with in_thread(client, port=port) as server:
         opened(tab, server).send("Count")

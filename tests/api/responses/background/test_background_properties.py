@@ -10,12 +10,14 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chorale.harmony.vocab import RETURN
 from tests.api.responses.background.test_background import resume
-from tests.api.responses.test_events import PIECES
-from tests.support.engine.scripted_client import Script, ids
-from tests.support.responses import TOOL, fold_events, serve, without_ids
+from tests.support.engine.scripted_client import Script
+from tests.support.responses import fold_events, serve, without_ids
 from tests.support.server import run
+from tests.turns.test_run_properties import streams
 
+FUNCTIONS = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("f", "g")]
 CUTS = ("none", "cancel", "elsewhere", "stop")
 
 
@@ -23,7 +25,8 @@ async def check(token_ids: list[int], step: int, cut: str, seed: int) -> None:
     rng = random.Random(seed)
     script = Script(token_ids, tokens_per_step=step, hang=cut != "none")
     async with serve(script) as server:
-        request: dict[str, Any] = {"input": "go", "tools": [TOOL], "include": ["reasoning.encrypted_content"]}
+        request: dict[str, Any] = {"input": "go", "tools": FUNCTIONS}
+        request["include"] = ["reasoning.encrypted_content"]
         _, made = await server.post(**request, background=True)
         await asyncio.sleep(rng.choice([0, 0.002, 0.01]))
         if cut == "cancel":
@@ -51,10 +54,10 @@ async def check(token_ids: list[int], step: int, cut: str, seed: int) -> None:
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    pieces=st.lists(st.sampled_from(PIECES), max_size=20),
+    token_ids=streams(),
     step=st.sampled_from([1, 3, 64]),
     cut=st.sampled_from(CUTS),
     seed=st.integers(0, 2**31),
 )
-def test_the_stream_folds_to_the_stored_body(pieces: list[str], step: int, cut: str, seed: int) -> None:
-    run(lambda: check(ids("".join(pieces)) or [200002], step, cut, seed))
+def test_the_stream_folds_to_the_stored_body(token_ids: list[int], step: int, cut: str, seed: int) -> None:
+    run(lambda: check(token_ids or [RETURN], step, cut, seed))
