@@ -57,15 +57,7 @@ async def test_every_route_except_the_open_paths_needs_a_key() -> None:
             methods = getattr(route, "methods", None) or {"GET"}
             method = next(name for name in ("POST", "GET", "DELETE") if name in methods)
             upgrade = WEBSOCKET if isinstance(route, WebSocketRoute) else {}
-            for headers in (
-                {},
-                {"authorization": f"Bearer {KEY}x"},
-                {"authorization": f"Basic {KEY}"},
-                {"authorization": KEY},
-                {"authorization": "Bearer "},
-                {"x-api-key": f"{KEY}x"},
-                {"x-api-key": ""},
-            ):
+            for headers in ({}, {"authorization": f"Bearer {KEY}x"}, {"x-api-key": f"{KEY}x"}):
                 answer = await asked(server.port, method, concrete(route.path), headers | upgrade)
                 if route.path in OPEN_PATHS:
                     assert answer.status == (404 if "{" in route.path else 200), route.path
@@ -94,6 +86,8 @@ X, BEARER = f"x-api-key: {KEY}\r\n", f"authorization: Bearer {KEY}\r\n"
         *[(line.format(KEY), 200) for line in ("x-api-key:  {} \t\r\n", "authorization: Bearer   {}  \r\n")],
         *[(f"{header}:{KEY}\r\n", 200) for header in ("X-API-Key", "api-key")],  # Azure has api-key
         ("api-key: wrong\r\n", 401),
+        *[(f"authorization: {value}\r\n", 401) for value in (f"Basic {KEY}", KEY, "Bearer ")],
+        ("x-api-key: \r\n", 401),
         # A repeated header is refused: a proxy may have checked only one of the two values.
         *[(line + line, 401) for line in (X, BEARER)],
         *[(line + line.replace(KEY, "wrong"), 401) for line in (X, BEARER)],
@@ -320,10 +314,6 @@ _CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "
     ("path", "data", "status", "param"),
     [
         ("/detokenize", {"tokens": [1, -1]}, 400, "tokens[1]"),
-        ("/detokenize", {"tokens": [201088]}, 400, "tokens[0]"),
-        ("/detokenize", {"tokens": [10**30]}, 400, "tokens[0]"),
-        ("/detokenize", {"tokens": [True]}, 400, "tokens[0]"),
-        ("/detokenize", {"tokens": ["5"]}, 400, "tokens[0]"),
         ("/detokenize", {}, 400, "tokens"),
         ("/detokenize", {"tokens": [1] * 9000 + [-1]}, 400, "tokens[9000]"),  # long enough for a thread
         ("/tokenize", {"prompt": 5}, 400, "prompt"),

@@ -13,10 +13,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from chorale.api import limits
 from chorale.api.http.body import parse_model
-from chorale.api.limits import LIMITS, SIZES, Limit
+from chorale.api.limits import LIMITS, Limit
 from chorale.api.operations import OPERATIONS
 from chorale.errors import RequestError
-from scripts.api_docs import limits_table
 
 
 @cache
@@ -61,12 +60,6 @@ def test_each_limit_accepts_its_bounds_and_refuses_values_beyond(name: str) -> N
 def test_each_limit_is_in_the_schema(name: str) -> None:
     schema = adapter(name).json_schema()["properties"]["value"]
     assert {key: schema[key] for key in LIMITS[name].schema} == LIMITS[name].schema
-
-
-def test_the_documented_table_lists_every_limit() -> None:
-    table = limits_table()
-    for name in [*LIMITS, *SIZES]:
-        assert f"`{name}`" in table
 
 
 def test_every_limit_belongs_to_a_field_or_a_query_parameter() -> None:

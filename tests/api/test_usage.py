@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chorale.api.usage import ShownMetrics, metrics_object, of_choices, of_prompts, usage_object
+from chorale.api.usage import ShownMetrics, metrics_object, of_choices, of_prompts
 from chorale.engine.types import ChunkTimings
 from chorale.turns.events import TurnEnded, Usage
 
@@ -50,16 +50,6 @@ def test_prompts_are_summed() -> None:
     usage = of_prompts([COLD, WARM])
     assert (usage.input_tokens, usage.cached_tokens) == (52, 25)
     assert (usage.output_tokens, usage.reasoning_tokens) == (10, 3)
-
-
-def test_the_usage_object_has_openais_names() -> None:
-    assert usage_object(WARM) == {
-        "prompt_tokens": 27,
-        "completion_tokens": 6,
-        "total_tokens": 33,
-        "prompt_tokens_details": {"cached_tokens": 18},
-        "completion_tokens_details": {"reasoning_tokens": 2},
-    }
 
 
 STEPS = bytes((4, 4, 4, 0, 2, 1))  # three drafts: their tokens, and the accepted ones

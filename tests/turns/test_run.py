@@ -107,6 +107,7 @@ def test_an_answer_is_forced_after_bare_analysis() -> None:
     assert fold.ended.usage.input_tokens == 3
     assert fold.ended.usage.output_tokens == num_first + len(ids("The answer.<|return|>"))
     assert list(fold.items[1].token_ids) == ids(FINAL + "The answer.")
+    assert list(fold.ended.output_token_ids) == ids(ANALYSIS + "Think.<|return|>The answer.<|return|>")
 
 
 def test_a_forced_answer_of_each_choice_has_the_seed_of_its_choice() -> None:

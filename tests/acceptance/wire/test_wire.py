@@ -100,31 +100,18 @@ def test_no_row_of_the_table_is_stale(seen: list[Seen], reports: list[Report]) -
     assert {state for state, _ in UNSET.values()} == {NULL, ABSENT, AS_ASKED}
 
 
-PLANTED = (  # (root type, path within it, planted value, expected fault)
-    ("Message", ("content", 0, "citations"), None, None),
-    ("Response", ("output", 0, "encrypted_content"), None, "null, not absent"),
-    ("ChatCompletion", ("system_fingerprint",), None, "null"),
-    ("ChatCompletion", ("choices", 0, "message", "refusal"), ..., "missing"),
-    ("ChatCompletion", ("choices", 0, "finish_reason"), None, "null"),
-    ("ChatCompletion", ("usage", "prompt_tokens"), "1", "not a str"),
-    ("ChatCompletion", ("usage", "more"), None, "unknown"),
+# Kinds of faults that the table allows nowhere, so that no row of it shows that they are found.
+PLANTED = (
+    ("Message", "citations", {"null, not absent"}),  # valid by its type: only the table forbids the null
+    ("Response", "encrypted_content", {"null, not absent", "null"}),
 )
 
 
-@pytest.mark.parametrize(("root", "path", "value", "fault"), PLANTED)
-def test_a_planted_fault_is_found(
-    seen: list[Seen], root: str, path: tuple[Any, ...], value: Any, fault: str | None
-) -> None:
-    """``...`` removes the key. A null in ``citations`` is valid by its type, so only the table forbids it."""
+@pytest.mark.parametrize(("root", "name", "expected"), PLANTED)
+def test_a_planted_null_is_found(seen: list[Seen], root: str, name: str, expected: set[str]) -> None:
     entry = next(entry for entry in seen if entry.root == root and entry.provider != "open_responses")
     broken = copy.deepcopy(entry.value)
-    place = broken
-    for key in path[:-1]:
-        place = place[key]
-    if value is ...:
-        del place[path[-1]]
-    else:
-        place[path[-1]] = value
+    broken["content" if root == "Message" else "output"][0][name] = None
     planted = Seen(broken, entry.provider, root, "planted")
     found = {what for _, _, what in faults(planted, facts(entry.provider).check(broken, root))}
-    assert fault in found if fault is not None else found == {"null, not absent"}
+    assert "null, not absent" in found <= expected

@@ -77,13 +77,6 @@ def test_the_stream_has_openais_form() -> None:
     }
 
 
-async def test_empty_arguments_are_an_object_in_body_and_stream() -> None:
-    async with served(playing(call("f", "") + "<|call|>")) as server:
-        body, chunks = await both(server, tools=TOOLS)
-    assert body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == "{}"
-    assert fold_chat(chunks)[0]["calls"][0]["arguments"] == "{}"
-
-
 async def test_legacy_functions_answer_with_function_call() -> None:
     async with served(playing(CALLS)) as server:
         functions = [{"name": "f"}]

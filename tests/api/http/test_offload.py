@@ -30,55 +30,20 @@ from tests.support.server import run, served
 ANSWER = "<|channel|>final<|message|>ok<|return|>"
 
 
-def keys(count: int) -> str:
-    return "{" + ",".join(f'"k{number}":1' for number in range(count)) + "}"
-
-
-def chat(more: str) -> bytes:
-    return ('{"messages":[{"role":"user","content":"hi"}],' + more + "}").encode()
-
-
-HOSTILE: dict[str, Callable[[], bytes]] = {
-    "top-level keys": lambda: chat(keys(1_000_000)[1:-1]),
-    "keys in metadata": lambda: chat('"metadata":' + keys(1_000_000)),
-    "keys in a schema": lambda: chat(
-        '"tools":[{"type":"function","function":{"name":"f","parameters":' + keys(1_000_000) + "}}]"
-    ),
-    "integers": lambda: chat('"stop":[' + "1," * 7_000_000 + "1]"),
-    "objects": lambda: b'{"messages":[' + b"{}," * 5_000_000 + b"{}]}",
-}
-
-
-async def longest_tick(done: asyncio.Event) -> float:
-    """Returns the most CPU seconds between two wake-ups of the loop. Other processes do not affect it."""
-    longest, before = 0.0, time.process_time()
-    while not done.is_set():
-        await asyncio.sleep(0.001)
-        now = time.process_time()
-        longest, before = max(longest, now - before), now
-    return longest
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-async def test_a_hostile_body_is_refused_before_it_is_parsed(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = HOSTILE[name]()
+async def test_a_hostile_body_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``test_floods.py`` tests the time that such bodies take, test_json_shape.py what is counted in them."""
+    content = b'{"messages":[' + b"{}," * 5_000_000 + b"{}]}"
 
     def parse(*_: Any, **__: Any) -> None:
         raise AssertionError("parsed")
 
     async with served(playing(ANSWER)) as server:
         monkeypatch.setattr(body.json, "loads", parse)
-        done = asyncio.Event()
-        ticking = asyncio.create_task(longest_tick(done))
         answer = await server.http.post(
             "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
         )
-        done.set()
         monkeypatch.undo()
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "json_too_large")
-        assert await ticking < 1.0
 
 
 async def test_a_large_body_is_processed_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,14 +13,6 @@ from chorale.engine.commands import Command
 from tests.support.scripted import playing
 from tests.support.server import served
 
-PATHS = (
-    ("POST", ["pause", "resume", "sleep", "wake_up", "reset_prefix_cache", "start_profile", "stop_profile"]),
-    ("POST", ["init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update"]),
-    ("POST", ["update_weights", "finish_weight_update", "update_weight_version"]),
-    ("GET", ["is_paused", "is_sleeping", "server_info", "get_world_size", "weight_info"]),
-)
-ALL = [(method, f"/{name}") for method, names in PATHS for name in names]
-
 
 async def ask(method: str, url: str, **options: Any) -> tuple[httpx2.Response, list[Command]]:
     """Returns the response, and the commands to the engine."""
@@ -87,13 +79,6 @@ async def test_a_wrong_value_is_refused_before_the_engine_is_told(url: str, para
     response, commands = await ask("POST", url)
     assert (response.status_code, response.json()["error"]["param"]) == (400, f"query.{param}")
     assert not commands
-
-
-@pytest.mark.parametrize(("method", "path"), ALL)
-async def test_a_key_is_required(method: str, path: str) -> None:
-    keys = (hash_key("right"),)
-    response, commands = await ask(method, path, keys=keys, api_key="wrong")
-    assert (response.status_code, commands) == (401, [])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import base64
 import zlib
 from typing import Any
 
-import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -141,18 +140,6 @@ async def test_sealed_text_cannot_contain_special_tokens() -> None:
             assert status == 200
             specials.append([token for token in server.prompt_ids() if token >= 199998])
         assert specials[0] == specials[1]
-
-
-async def test_the_sdk_accepts_encrypted_content() -> None:
-    async with serve(HELLO) as server:
-        response = await server.sdk.responses.create(model=MODEL, input="x", include=[SEALED])  # type: ignore[list-item]
-        reasoning = response.output[0]
-        assert reasoning.type == "reasoning"
-        assert reasoning.encrypted_content
-        with pytest.raises(openai.BadRequestError):
-            await server.sdk.responses.create(
-                model=MODEL, input=[{"type": "compaction", "encrypted_content": "chorale1.!"}]
-            )
 
 
 async def test_sealed_reasoning_is_replayed_with_the_same_tokens() -> None:

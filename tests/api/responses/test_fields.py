@@ -41,10 +41,6 @@ def test_every_field_of_the_sdk_is_supported_harmless_or_refused() -> None:
         ("reasoning", {"effort": "extreme"}, "reasoning.effort", "invalid_value"),
         ("reasoning", {"effrt": "low"}, "reasoning.effrt", "unknown_parameter"),
         ("include", ["everything"], "include[0]", "invalid_value"),
-        ("max_output_tokens", 0, "max_output_tokens", "below_min_value"),
-        ("top_logprobs", 21, "top_logprobs", "above_max_value"),
-        ("temperature", 2.5, "temperature", "above_max_value"),
-        ("temperature", "1", "temperature", "invalid_type"),
         ("metadata", {str(n): "x" for n in range(17)}, "metadata", "array_above_max_length"),
         ("metadata", {"k": 1}, "metadata.k", "invalid_type"),
         ("metadata", {"k": "x" * 513}, "metadata.k", "string_above_max_length"),
@@ -128,44 +124,31 @@ async def test_fields_are_echoed() -> None:
         assert body["metadata"] == {}
 
 
-async def test_a_line_of_the_instructions_sets_the_effort() -> None:
+async def test_the_effort_of_the_instructions_is_shown_and_inherited() -> None:
+    """``tests/api/test_effort.py`` tests which of several efforts acts."""
     system = {"type": "message", "role": "system", "content": "Be brief.\nreasoning: low"}
     user = {"type": "message", "role": "user", "content": "Reasoning: high"}
-    async with serve(*[HELLO] * 4) as server:
+    async with serve(*[HELLO] * 3) as server:
         _, body = await server.post(input="x", instructions="Reasoning: high\nBe kind.")
         assert body["reasoning"]["effort"] == "high"
         assert body["instructions"] == "Reasoning: high\nBe kind."  # unchanged
-        assert "Reasoning: high\n\n# Valid channels" in server.prompt()
-        assert "# Instructions\n\nBe kind.<|end|>" in server.prompt()
         _, body = await server.post(input=[system, user])
         assert body["reasoning"]["effort"] == "low"
-        assert "# Instructions\n\nBe brief.<|end|>" in server.prompt()
-        assert "<|start|>user<|message|>Reasoning: high<|end|>" in server.prompt()
-        _, body = await server.post(input=[user], previous_response_id=body["id"])  # inherited effort
+        _, body = await server.post(input=[user], previous_response_id=body["id"])
         assert body["reasoning"]["effort"] == "low"
-        _, body = await server.post(input=[system, user], reasoning={"effort": "high"})
-        assert body["reasoning"]["effort"] == "high"
-        assert "Reasoning: high\n\n# Valid channels" in server.prompt()
 
 
-async def test_unavailable_built_in_tools_are_left_out_if_there_are_functions(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_tools_are_shown_as_they_were_given_and_functions_may_be_nested() -> None:
+    """``tests/api/chat/test_built_in_tools.py`` tests what becomes of tools that are not available."""
     async with serve(CALL) as server:
         built_in: list[dict[str, Any]] = [{"type": "web_search"}, {"type": "image_generation"}]
         nested = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
-        for _ in range(2):
-            status, body = await server.post(input="x", tools=[*built_in, TOOL, nested])
-            assert status == 200
-        assert body["tools"][:2] == built_in
-        assert body["tools"][2] == TOOL
+        status, body = await server.post(input="x", tools=[*built_in, TOOL, nested])
+        assert status == 200
+        assert body["tools"][:3] == [*built_in, TOOL]
         assert body["tools"][3]["name"] == "other"
         assert "type get_weather" in server.prompt()
         assert "type other" in server.prompt()
-        assert "web_search" not in server.prompt()
-        assert "image" not in server.prompt()
-    for kind in ("image_generation", "web_search"):
-        assert sum(kind in record.message for record in caplog.records) <= 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -96,28 +96,6 @@ def test_nothing_is_needed_until_the_answer_has_ended() -> None:
     assert fold.ended.reason == "stop"
 
 
-def test_a_turn_without_an_answer_asks_for_one_round_that_begins_with_its_header() -> None:
-    grammar = "a grammar"
-    choice = harmony(sampling=SamplingSpec(grammar=grammar))
-    written = ids(ANALYSIS + "Hm.<|return|>")
-    header = tuple(ids(FINAL))
-    expected = NextRound(
-        [*PROMPT, *ids(ANALYSIS + "Hm." + NEXT), *header],
-        header,
-        num_own_tokens=len(ids(ANALYSIS + "Hm." + NEXT + FINAL)),
-        grammar=grammar,
-        num_sampled=len(written),
-    )
-    assert choice.feed(chunk(written, "stop")) == expected
-    assert choice.feed(chunk(ids("not read"))) == expected, "nothing is read until the round has begun"
-    choice.begin_round(expected)
-    assert choice.feed(chunk(ids("Yes."))) is None
-    assert choice.feed(chunk([RETURN], "stop")) == Ended()
-    fold = folded(choice)
-    assert fold.text("message") == "Yes."
-    assert list(fold.ended.output_token_ids) == [*written, *ids("Yes."), RETURN]
-
-
 def test_an_answer_that_is_forced_after_a_tool_repeats_no_earlier_round() -> None:
     """The prompt has each token of the earlier round once, and of this one what was whole."""
     choice, _ = with_tools()
