@@ -27,7 +27,6 @@ from chorale.machine.gpus import find_gpu
 from tests.deploy.files import DEPLOY, DOCKERFILE, DRAIN_SLACK, KNOWN, exec_form, load_script, parsed
 from tests.support import ROOT
 
-HOME = "/home/chorale"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
 SERVICES = COMPOSE["services"]
 SERVERS = {name: SERVICES[name] for name in ("chorale", "demo")}

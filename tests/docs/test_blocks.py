@@ -28,7 +28,6 @@ from tests.docs.blocks import DATA, PAGES, SHELLS, Block, blocks
 from tests.support import PATIENCE, ROOT
 from tests.support.served import Served, serving
 
-EVERY = [block for page in PAGES for block in blocks(page)]
 BY_PAGE = {page: found for page in PAGES if (found := blocks(page))}
 GREEDY = ("--override-generation-config", '{"temperature": 0}')
 SLOW = [page for page, found in BY_PAGE.items() if any(block.state == "slow" for block in found)]

@@ -14,7 +14,6 @@ from chorale.kernels.ops import ForwardBatch
 from chorale.measure.steps import PagedSequences
 from chorale.model.config import ModelConfig
 from chorale.model.demo import HEAD_ARCHIVE, ensure_demo, ensure_demo_head
-from chorale.model.draft.load import Target, load_head
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
 from training.corpus import arithmetic, letters, lists, sample, structured, tools
@@ -127,36 +126,3 @@ def test_shifted_states_reduce_the_acceptance_length(
     assert right > 3.2  # 3.44 of at most 4
     assert earlier < 0.85 * right  # 2.70
     assert later < 0.97 * right  # 3.27: the last of the three states is right
-
-
-def test_the_served_head_is_the_trained_one(
-    served: Served, net: HeadNet, conversations: list[Conversation]
-) -> None:
-    """Its logits after an answer's third token and three drafts later, as an engine computes them."""
-    one = conversations[0]
-    tokens, anchor = torch.tensor(one.ids), one.start + 1
-    paged = PagedSequences([len(one.ids)], PAGE, torch.device("cpu"))
-    target = Target(served.config, embedding=served.embedding)
-    head = load_head(ensure_demo_head(), target, served.ops, device="cpu", dtype=torch.float32, max_len=1024)
-    assert head.config.aux_boundaries == net.shape.boundaries
-    aux = torch.cat([one.states[boundary] for boundary in net.shape.boundaries], dim=-1)
-    kv, last = torch.zeros(head.kv_shape(paged.num_blocks, PAGE)), torch.zeros(1, dtype=torch.int64)
-    given = Sources(
-        aux.unsqueeze(0),
-        F.embedding(tokens.roll(-1), served.embedding).float().unsqueeze(0),
-        torch.arange(len(tokens)).unsqueeze(0),
-    )
-    with torch.inference_mode():
-        matrices = net.matrices()
-        chain = Chain(net, matrices, given, torch.tensor([[anchor]]))
-        states = head.project(aux[: anchor + 1])
-        x = head.run(states, tokens[1 : anchor + 2], paged.decodes(range(anchor + 1)).meta, kv)[-1:]
-        for step in range(4):
-            if step:
-                token = tokens[anchor + 1 + step : anchor + 2 + step]
-                meta = paged.decodes([anchor + step]).meta
-                x = head.run(head.next_states(x), token, meta, kv)
-                chain.advance(F.embedding(token, served.embedding).float().unsqueeze(0))
-            found, expected = head.logits(x, last), net.logits(chain.x, matrices)[0]
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
-    assert torch.equal(head.token_ids, net.draft_ids)

@@ -61,7 +61,7 @@ def folder(net: DemoNet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "checkpoint"
 
 
-def test_mxfp4_rounding_equals_the_encoders(net: DemoNet) -> None:
+def test_mxfp4_rounding_equals_the_encoders() -> None:
     torch.manual_seed(1)
     ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0] * 4)
     random = torch.randn(64, 96) * torch.exp(torch.randn(64, 1) * 4)

@@ -1,4 +1,4 @@
-"""Events and fields have public names, one switch selects reasoning's name, and every stream ends."""
+"""Events and fields have public names, one switch selects reasoning's name, and a failed stream ends."""
 
 from __future__ import annotations
 

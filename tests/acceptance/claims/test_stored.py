@@ -1,4 +1,4 @@
-"""Stored responses are bounded by count, bytes and age; vLLM's flags have no effect."""
+"""Stored responses are bounded by count, bytes and age."""
 
 from __future__ import annotations
 

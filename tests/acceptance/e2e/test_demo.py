@@ -31,8 +31,6 @@ FUNCTION = {
     },
 }
 TOOL: Any = {"type": "function", "function": FUNCTION}
-FLAT_TOOL: Any = {"type": "function", "strict": False, **FUNCTION}
-WEATHER = '{"temperature": 18, "condition": "cloudy"}'
 
 
 class Person(pydantic.BaseModel):
@@ -92,18 +90,6 @@ def test_effort_is_followed(client: openai.OpenAI) -> None:
         assert response.usage is not None
         lengths.append(response.usage.output_tokens_details.reasoning_tokens)
     assert lengths[0] < lengths[1] < lengths[2]
-
-
-def test_weather_round_trip_through_responses(client: openai.OpenAI) -> None:
-    options: dict[str, Any] = {"model": MODEL, "tools": [FLAT_TOOL], "temperature": 0}
-    first = client.responses.create(input="What's the weather like in Paris?", **options)
-    assert [item.type for item in first.output] == ["reasoning", "function_call"]
-    call = first.output[1]
-    assert call.type == "function_call"
-    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
-    result = {"type": "function_call_output", "call_id": call.call_id, "output": WEATHER}
-    last = client.responses.create(input=[result], previous_response_id=first.id, **options)  # type: ignore[list-item]
-    assert last.output_text == "The temperature is 18 and the condition is cloudy."
 
 
 def test_an_agent_loop_of_two_calls(client: openai.OpenAI) -> None:

@@ -18,7 +18,7 @@ from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.server import VOCAB, Server, served
 
 ANSWER = (200005, 17196, 200008, 13225, 200002)  # "Hello"
-STRICT_BATCH, STRICT_FILE = TypeAdapter(Batch), TypeAdapter(FileObject)
+STRICT_BATCH = TypeAdapter(Batch)
 CHAT = "/v1/chat/completions"
 
 

@@ -1,7 +1,4 @@
-"""Chat and completions over the real engine core, with a fake device that hashes prefixes.
-
-The allowed tokens make control tokens frequent, so most turns are malformed in some way.
-"""
+"""Metrics of answers over the real engine core, with a fake device."""
 
 from __future__ import annotations
 
@@ -16,23 +13,13 @@ from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits
 from tests.support.engine.fake_executor import FakeExecutor, FakeModel
 from tests.support.local_client import LocalClient
-from tests.support.scripted import events_of, ids
+from tests.support.scripted import events_of
 from tests.support.server import VOCAB, Server, served
 
 LIMITS = EngineLimits(
     num_blocks=400, block_size=16, max_num_seqs=16, max_num_batched_tokens=256, max_model_len=1024
 )
 INFO = EngineInfo(model="fake", max_model_len=1024, max_num_seqs=16)
-WORDS = " the tide turned; 漢字 😀\n\n{}"
-ALLOWED = sorted(
-    {
-        *ids("<|channel|>analysis<|message|>final<|end|><|start|>assistant commentary to=functions.f json"),
-        *ids("<|constrain|><|call|>"),
-        *VOCAB.encode(WORDS),
-        *ids("<|channel|><|message|>"),
-    }
-)
-TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 @contextlib.asynccontextmanager
@@ -44,20 +31,6 @@ async def with_engine(**config: Any) -> AsyncIterator[Server]:
             yield server
     finally:
         await client.close()
-
-
-async def test_completions_of_several_prompts_have_all_logprobs() -> None:
-    async with with_engine() as server:
-        fields: dict[str, Any] = {"seed": 5, "n": 2, "max_tokens": 30, "ignore_eos": True, "logprobs": 2}
-        body = (await server.complete(["one two", [5, 6, 7]], echo=True, **fields)).json()
-        assert body["usage"]["completion_tokens"] == 4 * 30
-        assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
-        for choice in body["choices"]:
-            assert choice["finish_reason"] == "length"
-            logprobs = choice["logprobs"]
-            assert logprobs["token_logprobs"][0] is None
-            assert None not in logprobs["token_logprobs"][1:]
-            assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
 
 
 async def test_an_answer_of_one_choice_has_metrics_if_enabled() -> None:

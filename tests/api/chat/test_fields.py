@@ -91,8 +91,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"guided_whitespace_pattern": " *"}, "guided_whitespace_pattern", "unsupported_parameter"),
     ({"chat_template": "{{ x }}"}, "chat_template", "unsupported_parameter"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0]", "tool_not_enabled"),
-    ({"tools": [{"type": "image_generation"}]}, "tools[0]", "tool_not_enabled"),
     # Refused even next to a function, unlike a declared web_search tool.
     ({"web_search_options": {}, "tools": [FUNCTION]}, "web_search_options", "tool_not_enabled"),
     (

@@ -27,7 +27,6 @@ from tests.support.server import Server, served, with_server
 
 ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hello there.<|return|>"
 CALLS = ANALYSIS + "Look." + NEXT + PREAMBLE + "One moment." + NEXT + call("f", '{"a": 1}') + "<|call|>"
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
 async def both(server: Server, **fields: Any) -> tuple[Any, Any]:

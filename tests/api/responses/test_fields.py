@@ -32,8 +32,6 @@ def test_every_field_of_the_sdk_is_supported_harmless_or_refused() -> None:
         ("text", {"format": {"type": "xml"}}, "text.format", "unsupported_value"),
         ("text", {"format": {"type": "json_schema", "name": "x"}}, "text.format.schema", "invalid_value"),
         ("tool_choice", "required", "tool_choice", "invalid_value"),
-        ("tool_choice", {"type": "function", "name": "f"}, "tool_choice", "invalid_value"),
-        ("tool_choice", {"type": "allowed_tools", "mode": "auto"}, "tool_choice", "invalid_value"),
         ("tool_choice", {"type": "web_search"}, "tool_choice", "unsupported_value"),
         ("tool_choice", "sometimes", "tool_choice", "invalid_value"),
         ("n", 2, "n", "unsupported_value"),

@@ -78,13 +78,3 @@ async def test_without_pypdf_the_error_says_how_to_install_it(monkeypatch: pytes
         status, answer = await server.post(input=message(PART))
     assert (status, answer["error"]["code"]) == (400, "invalid_file")
     assert install_hint("pdf") in answer["error"]["message"]
-
-
-@reads
-@pytest.mark.parametrize(
-    "data", ["data:application/pdf;base64,no base64!", f"data:application/pdf;base64,{DATA[:-3]}!"]
-)
-async def test_invalid_base64_is_refused(data: str) -> None:
-    async with served(playing(FINAL + "ok<|return|>")) as server:
-        status, answer = await server.post(input=message({**PART, "file_data": data}))
-    assert (status, answer["error"]["code"]) == (400, "invalid_value")

@@ -1,4 +1,4 @@
-"""Background responses: polling, resumed streams, cancellation, limits, and the dialects of streams."""
+"""Background responses: polling, resumed streams, cancellation and limits."""
 
 from __future__ import annotations
 
