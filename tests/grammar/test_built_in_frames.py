@@ -6,11 +6,9 @@ import pytest
 
 from chorale.grammar import constraint as make
 from chorale.grammar.frames import Call, Frames, turn_grammar
-from chorale.grammar.matcher import compile_grammar
-from chorale.harmony.vocab import load_vocabulary
 from chorale.turns.rules import BuiltInTool, ToolChoice, TurnRules
+from tests.grammar.test_frames import accepts
 
-VOCAB = load_vocabulary()
 QUERY = make.json_schema(
     {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}, "p"
 )
@@ -19,11 +17,6 @@ THINK = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
 FRAMES = Frames(
     calls=(Call("browser.search", QUERY, built_in=True), Call("python", built_in=True), Call("get")),
 )
-
-
-def fits(grammar: str, text: str) -> bool:
-    matcher = compile_grammar(grammar)
-    return bool(matcher.consume_tokens(VOCAB.encode_with_special(text))) and matcher.is_stopped()
 
 
 @pytest.mark.parametrize(
@@ -45,7 +38,7 @@ def fits(grammar: str, text: str) -> bool:
     ],
 )
 def test_calls_to_built_in_tools_match_the_grammar(text: str, expected: bool) -> None:
-    assert fits(turn_grammar(FRAMES), text) is expected
+    assert accepts(turn_grammar(FRAMES), text) is expected
 
 
 RULES = TurnRules(
@@ -65,11 +58,11 @@ def later(rules: TurnRules, num_calls: int, calls_left: bool = True) -> str:
 
 def test_a_required_call_is_satisfied_by_the_first_call() -> None:
     first = turn_grammar(RULES.frames(1000))
-    assert fits(first, PYTHON)
-    assert fits(first, ECHO)
-    assert not fits(first, FINAL)
+    assert accepts(first, PYTHON)
+    assert accepts(first, ECHO)
+    assert not accepts(first, FINAL)
     assert later(RULES, 1) == "", "nothing binds any more"
-    assert not fits(later(RULES, 0), FINAL), "a call to a tool that does not exist meets nothing"
+    assert not accepts(later(RULES, 0), FINAL), "a call to a tool that does not exist meets nothing"
 
 
 @pytest.mark.parametrize(
@@ -86,30 +79,34 @@ def test_tool_choice_restricts_the_grammar(choice: ToolChoice, python: bool, ech
     rules = TurnRules(built_in=RULES.built_in, choice=choice)
     assert rules.binds
     grammar = turn_grammar(rules.frames(1000))
-    assert (fits(grammar, PYTHON), fits(grammar, ECHO), fits(grammar, FINAL)) == (python, echo, final)
+    assert (accepts(grammar, PYTHON), accepts(grammar, ECHO), accepts(grammar, FINAL)) == (
+        python,
+        echo,
+        final,
+    )
 
 
 def test_allowed_tools_apply_to_the_whole_turn() -> None:
     choice = ToolChoice("required", frozenset(), frozenset({"mcp:srv"}), lasting=True)
     grammar = later(TurnRules(built_in=RULES.built_in, choice=choice), 1)
-    assert (fits(grammar, PYTHON), fits(grammar, ECHO), fits(grammar, FINAL)) == (False, True, True)
+    assert (accepts(grammar, PYTHON), accepts(grammar, ECHO), accepts(grammar, FINAL)) == (False, True, True)
 
 
 def test_without_calls_left_the_other_rules_apply() -> None:
     answer = make.json_object("p")
     grammar = later(TurnRules(built_in=RULES.built_in, answer=answer), 2, calls_left=False)
-    assert not fits(grammar, PYTHON)
-    assert fits(grammar, "<|channel|>final<|message|>{}<|return|>")
-    assert not fits(grammar, FINAL)
+    assert not accepts(grammar, PYTHON)
+    assert accepts(grammar, "<|channel|>final<|message|>{}<|return|>")
+    assert not accepts(grammar, FINAL)
 
 
 def test_a_server_without_tools_cannot_be_required() -> None:
     rules = TurnRules(choice=ToolChoice("required", frozenset(), frozenset({"mcp:srv"})))
-    assert fits(turn_grammar(rules.frames(1000)), FINAL)
+    assert accepts(turn_grammar(rules.frames(1000)), FINAL)
 
 
 def test_a_thinking_budget_applies_to_the_whole_turn() -> None:
     rules = TurnRules(built_in=RULES.built_in, thinking_budget=3)
     grammar = rules.later_grammar(1, True, 2, 1000)
-    assert fits(grammar, "<|channel|>analysis<|message|>a<|end|><|start|>assistant" + FINAL)
-    assert not fits(grammar, "<|channel|>analysis<|message|>a b c<|end|><|start|>assistant" + FINAL)
+    assert accepts(grammar, "<|channel|>analysis<|message|>a<|end|><|start|>assistant" + FINAL)
+    assert not accepts(grammar, "<|channel|>analysis<|message|>a b c<|end|><|start|>assistant" + FINAL)

@@ -183,16 +183,6 @@ def test_values_are_unchanged() -> None:
     assert accepts({"enum": [value]}, json.dumps(value, ensure_ascii=False))
 
 
-@pytest.mark.parametrize(
-    ("pattern", "text"), [("^a$", "a"), ("a\\$", "a$"), ("^5\\$$", "5$"), ("a/b", "a/b")]
-)
-def test_anchors_are_dropped_and_escapes_are_kept(pattern: str, text: str) -> None:
-    constraint = regex(pattern, "p")
-    check_constraint(constraint)
-    tokens = load_vocabulary().encode(text)
-    assert compile_grammar(raw_grammar(constraint)).validate_tokens(tokens) == len(tokens)
-
-
 async def test_the_checker_limits_running_compilations_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -28,9 +28,13 @@ PREAMBLE = "<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistan
 GET = "<|channel|>commentary to=functions.get <|constrain|>json<|message|>"
 
 
-def fits(frames: Frames, text: str) -> bool:
-    matcher = compile_grammar(turn_grammar(frames))
+def accepts(grammar: str, text: str) -> bool:
+    matcher = compile_grammar(grammar)
     return bool(matcher.consume_tokens(VOCAB.encode_with_special(text))) and matcher.is_stopped()
+
+
+def fits(frames: Frames, text: str) -> bool:
+    return accepts(turn_grammar(frames), text)
 
 
 def test_reasoning_messages_are_bounded() -> None:
@@ -160,6 +164,7 @@ def test_text_of_a_client_cannot_leave_its_constraint() -> None:
         (r"[/]+", "//", True),
         ("a\nb", "a\nb", True),
         (r"cost: \$", "cost: $", True),
+        (r"^5\$$", "5$", True),
         ("abc", "xabc", False),
         (r"\d{2}", "12", True),
     ],
@@ -205,12 +210,6 @@ def test_an_unsatisfiable_schema_is_not_called_complex(pattern: str) -> None:
     for constraint in (make.regex(pattern, "p"), make.lark(f"start: /{pattern}/", "p")):
         with pytest.raises(ValueError, match=r"^nothing satisfies it$"):
             check_constraint(constraint)
-
-
-def test_errors_name_no_option_that_a_client_cannot_set() -> None:
-    overlapping = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
-    with pytest.raises(ValueError, match=r"^oneOf constraints are not supported\.$"):
-        check_constraint(make.json_schema(overlapping, "p"))
 
 
 @pytest.mark.parametrize(
