@@ -18,7 +18,7 @@ from chorale.api import limits
 from chorale.api.field_docs import described
 from chorale.api.http.body import Model, parse_model
 from chorale.config.engine import ServerConfig
-from chorale.errors import RequestError
+from chorale.errors import RequestError, invalid
 from chorale.tracing.ignored import unknown_field
 
 Include = Literal[
@@ -175,8 +175,12 @@ class StructuredFields(SamplingFields):
 
 
 class StreamedFields(StructuredFields):
-    """Fields common to Chat Completions and Completions whose defaults the operator can change."""
+    """Fields common to Chat Completions and Completions."""
 
+    model: str | None = None
+    n: Annotated[int, limits.number("n")] = 1
+    prompt_logprobs: Annotated[int, limits.number("prompt_logprobs")] | None = None
+    return_token_ids: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_tokens_as_token_ids: bool = False
@@ -189,6 +193,15 @@ class StreamedFields(StructuredFields):
     def routed_experts_start(self) -> int | None:
         """Returns where the routed experts of the answer begin, or None: streams do not have them."""
         return None if self.stream else self.routed_experts_prompt_start
+
+    def check_stream(self) -> None:
+        """Raises ``RequestError`` for fields that need the other value of ``stream``."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs", "not available when streaming")
+        if self.stream and self.routed_experts_prompt_start:
+            raise invalid("routed_experts_prompt_start", "not available when streaming")
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "requires stream to be true")
 
     def take_defaults(self, config: ServerConfig) -> None:
         """Applies ``--enable-force-include-usage`` and ``--return-tokens-as-token-ids``, as vLLM does."""

@@ -37,8 +37,6 @@ class ChatRequest(StreamedFields):
     """The validated fields. Messages and tools are checked during conversion, with exact paths in errors."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1), limits.items("messages")]
-    model: str | None = None
-    n: Annotated[int, limits.number("n")] = 1
     max_tokens: Annotated[int, limits.number("max_tokens")] | None = None
     max_completion_tokens: Annotated[int, limits.number("max_completion_tokens")] | None = None
     store: bool = False
@@ -65,8 +63,6 @@ class ChatRequest(StreamedFields):
 
     logprobs: bool = False
     top_logprobs: Annotated[int, limits.number("top_logprobs")] | None = None
-    prompt_logprobs: Annotated[int, limits.number("prompt_logprobs")] | None = None
-    return_token_ids: bool = False
 
     @property
     def output_limit(self) -> int | None:
@@ -108,12 +104,7 @@ def _check_logprobs(chat: ChatRequest) -> None:
         raise invalid("top_logprobs", "needs logprobs to be true")
     if chat.logprob_token_ids and not chat.logprobs:
         raise invalid("logprob_token_ids", "needs logprobs to be true")
-    if chat.stream and chat.prompt_logprobs is not None:
-        raise invalid("prompt_logprobs", "not available when streaming")
-    if chat.stream and chat.routed_experts_prompt_start:
-        raise invalid("routed_experts_prompt_start", "not available when streaming")
-    if chat.stream_options is not None and not chat.stream:
-        raise invalid("stream_options", "requires stream to be true")
+    chat.check_stream()
 
 
 def _check_template(chat: ChatRequest) -> None:

@@ -24,16 +24,12 @@ REFUSED: dict[str, Refusal] = fields.REFUSED | {
 
 class CompletionRequest(StreamedFields):
     prompt: Any = None  # one of four forms, checked by ``split_prompts``
-    model: str | None = None
-    n: Annotated[int, limits.number("n")] = 1
     best_of: Annotated[int, limits.number("best_of")] | None = None
     max_tokens: Annotated[int, limits.number("completions.max_tokens")] = 16
     response_format: dict[str, Any] | None = None
     echo: bool = False
     logprobs: Annotated[int, limits.number("logprobs")] | None = None
-    prompt_logprobs: Annotated[int, limits.number("prompt_logprobs")] | None = None
     skip_special_tokens: bool = True
-    return_token_ids: bool = False
 
     @property
     def num_prompt_logprobs(self) -> int | None:
@@ -61,12 +57,7 @@ def parse_completion(data: Mapping[str, Any]) -> CompletionRequest:
         raise unsupported("best_of", "must equal n")
     if completion.logprob_token_ids and completion.logprobs is None:
         raise invalid("logprob_token_ids", "needs logprobs")
-    if completion.stream and completion.prompt_logprobs is not None:
-        raise invalid("prompt_logprobs", "not available when streaming")
-    if completion.stream and completion.routed_experts_prompt_start:
-        raise invalid("routed_experts_prompt_start", "not available when streaming")
-    if completion.stream_options is not None and not completion.stream:
-        raise invalid("stream_options", "requires stream to be true")
+    completion.check_stream()
     return completion
 
 
