@@ -24,14 +24,16 @@ from chorale.requests.openai_client import DEFAULT_URL, Client, Endpoint, api_ur
 
 
 @contextlib.contextmanager
-def reach(url: str | None, api_key: str | None, serve_arguments: list[str]) -> Iterator[Endpoint]:
-    """Yields the server at ``url`` (the value of ``--url``). Without it and ``serve_arguments``, yields that
+def reach(
+    url: str | None, api_key: str | None, serve_arguments: list[str], *, option: str = "--url"
+) -> Iterator[Endpoint]:
+    """Yields the server at ``url`` (the value of ``option``). Without it and ``serve_arguments``, yields that
     at the default address, once it has loaded its model; if there is none, a private server, which ends with
     the block."""
     if url is None and not serve_arguments and _answers(DEFAULT_URL):
         url = DEFAULT_URL
     if url is not None:
-        yield Endpoint(api_url(url, "--url"), api_key)
+        yield Endpoint(api_url(url, option), api_key)
         return
     with signals_as_exceptions(), private_server(serve_arguments) as endpoint:
         yield endpoint
