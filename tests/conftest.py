@@ -53,8 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
     tempfile.tempdir = None
 
 
-# These folders have few but long tests. They start first, so that no worker is idle at the end.
+# These folders and files have few but long tests. They start first, so that no worker is idle at the end.
 FIRST = (
+    "test_killed_run.py",
     "serve",
     "acceptance",
     "kernels",
@@ -66,6 +67,7 @@ FIRST = (
     "llm",
     "demo",
     "training",
+    "test_typing.py",
 )
 
 
@@ -80,10 +82,10 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = ROOT / "tests"
-    order = {str(tests / folder): number for number, folder in enumerate(FIRST)}
+    order = {str(tests / name): number for number, name in enumerate(FIRST)}
 
     def order_of(item: pytest.Item) -> int:
-        below = (parent for parent in item.path.parents if parent.parent == tests)
+        below = (path for path in (item.path, *item.path.parents) if path.parent == tests)
         return order.get(str(next(below, None)), len(FIRST))
 
     items.sort(key=order_of)

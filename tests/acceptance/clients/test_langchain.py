@@ -10,15 +10,20 @@ from pydantic import BaseModel
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds
 from tests.support.server import Server, in_thread
 
-langchain = pytest.importorskip("langchain_openai")
-messages = pytest.importorskip("langchain_core.messages")
-tools = pytest.importorskip("langchain_core.tools")
+langchain: Any = None  # set by ``_framework``
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 END, CALL = "<|return|>", "<|call|>"
 both = pytest.mark.parametrize("responses", [False, True], ids=["chat", "responses"])
+
+
+@pytest.fixture(autouse=True)
+def _framework() -> None:
+    """Imports the framework. Here, because every worker imports the tests, and this import takes 0.6 s."""
+    global langchain
+    langchain = pytest.importorskip("langchain_openai")
 
 
 def model(server: Server, responses: bool, **options: Any) -> Any:
@@ -28,7 +33,6 @@ def model(server: Server, responses: bool, **options: Any) -> Any:
     )  # fmt: skip
 
 
-@tools.tool
 def multiply(a: int, b: int) -> int:
     """Multiplies two numbers."""
     return a * b
@@ -44,13 +48,17 @@ def test_a_question_and_its_stream(responses: bool) -> None:
 
 @both
 def test_tools_round_trip(responses: bool) -> None:
+    from langchain_core.messages import HumanMessage
+    from langchain_core.tools import tool
+
+    multiplication = tool(multiply)
     script = in_rounds(call("multiply", '{"a":6,"b":7}') + CALL, FINAL + "It is 42." + END)
     with in_thread(script) as server:
-        made = model(server, responses).bind_tools([multiply])
-        history: list[Any] = [messages.HumanMessage("6 times 7?")]
+        made = model(server, responses).bind_tools([multiplication])
+        history: list[Any] = [HumanMessage("6 times 7?")]
         first = made.invoke(history)
         assert [(each["name"], each["args"]) for each in first.tool_calls] == [("multiply", {"a": 6, "b": 7})]
-        history += [first, multiply.invoke(first.tool_calls[0])]
+        history += [first, multiplication.invoke(first.tool_calls[0])]
         assert made.invoke(history).text == "It is 42."
         assert "42" in server.prompts()[1].split("multiply")[-1]
 

@@ -6,15 +6,14 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import openai
 import pytest
 
 from tests.support.engine.scripted_client import ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds
 from tests.support.server import Server, served
 
-agents = pytest.importorskip("agents")
-import openai  # noqa: E402
-
+agents: Any = None  # set by ``_framework``
 END, CALL = "<|return|>", "<|call|>"
 KINDS = ("responses", "websocket", "chat")
 MODELS = {
@@ -25,7 +24,10 @@ MODELS = {
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
+def _framework() -> None:
+    """Imports the framework. Here, because every worker imports the tests, and this import takes a second."""
+    global agents
+    agents = pytest.importorskip("agents")
     agents.set_tracing_disabled(True)  # it would send traces to OpenAI
 
 
@@ -43,7 +45,6 @@ async def model(script: ScriptedClient, kind: str) -> AsyncIterator[tuple[Any, S
             await made.close()
 
 
-@agents.function_tool
 def get_weather(city: str) -> str:
     """The weather of a city."""
     return f"It rains in {city}."
@@ -56,7 +57,8 @@ async def test_a_tool_is_called_and_its_result_reaches_the_answer(kind: str) -> 
         FINAL + "Take an umbrella." + END,
     )
     async with model(script, kind) as (made, server):
-        agent = agents.Agent(name="Clerk", instructions="Be brief.", model=made, tools=[get_weather])
+        tools = [agents.function_tool(get_weather)]
+        agent = agents.Agent(name="Clerk", instructions="Be brief.", model=made, tools=tools)
         result = await agents.Runner.run(agent, "What is the weather in Paris?")
         assert result.final_output == "Take an umbrella."
         assert "It rains in Paris." in server.prompts()[1]
@@ -68,7 +70,7 @@ async def test_a_tool_is_called_and_its_result_reaches_the_answer(kind: str) -> 
 async def test_streamed(kind: str) -> None:
     script = in_rounds(call("get_weather", '{"city":"Oslo"}') + CALL, FINAL + "Wet, I fear." + END)
     async with model(script, kind) as (made, _):
-        agent = agents.Agent(name="Clerk", model=made, tools=[get_weather])
+        agent = agents.Agent(name="Clerk", model=made, tools=[agents.function_tool(get_weather)])
         streamed, text = agents.Runner.run_streamed(agent, "Weather in Oslo?"), ""
         async for event in streamed.stream_events():
             if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
@@ -92,8 +94,8 @@ async def test_handoff() -> None:
 async def test_forced_tool_choice(kind: str, choice: str) -> None:
     script = in_rounds(call("get_weather", '{"city":"Rome"}') + CALL, FINAL + "Done." + END)
     async with model(script, kind) as (made, server):
-        settings = agents.ModelSettings(tool_choice=choice)
-        agent = agents.Agent(name="Clerk", model=made, tools=[get_weather], model_settings=settings)
+        settings, tools = agents.ModelSettings(tool_choice=choice), [agents.function_tool(get_weather)]
+        agent = agents.Agent(name="Clerk", model=made, tools=tools, model_settings=settings)
         result = await agents.Runner.run(agent, "Rome?")
         assert result.final_output == "Done."
         demanded, free = (request.sampling.grammar for request in server.client.requests)
