@@ -15,13 +15,14 @@ serve: export CHORALE_PORT_HINT = make serve ARGS="--port 9000"
 serve: $(VENV)/.installed
 	$(bin)/chorale serve $(MODEL) $(ARGS)
 
-# exec: pytest ends with make, however make ends (tests/conftest.py).
+# exec: pytest ends with make, however make ends (tests/conftest.py). Some containers set PYTHONDONTWRITEBYTECODE:
+# each of the hundreds of processes would then compile the package, which takes 0.3 s.
 test: $(VENV)/.installed-test
-	exec $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
+	exec env -u PYTHONDONTWRITEBYTECODE $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 
 # With the tests that take minutes each: forty kills of a server, a thousand structured answers, and their like.
 test-all: $(VENV)/.installed-test
-	exec $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	exec env -u PYTHONDONTWRITEBYTECODE $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(bin)/ruff format --check .
