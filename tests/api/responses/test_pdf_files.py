@@ -51,6 +51,11 @@ async def test_a_conversation_stores_the_text() -> None:
     [
         ("responses", {"input": message({**PART, **BAD})}, "input[0].content[0].file_data"),
         (
+            "responses",
+            {"input": message({**PART, "file_data": "data:application/pdf;base64,no base64!"})},
+            "input[0].content[0].file_data",
+        ),
+        (
             "chat/completions",
             {"messages": message({"type": "file", "file": BAD})},
             "messages[0].content[0].file.file_data",
@@ -61,7 +66,7 @@ async def test_a_conversation_stores_the_text() -> None:
             f"input[0].content[{MAX_FILES}].file_data",
         ),
     ],
-    ids=["damaged", "damaged in chat", "too many"],
+    ids=["damaged", "no base64", "damaged in chat", "too many"],
 )
 async def test_a_bad_file_is_named(path: str, body: dict[str, Any], param: str) -> None:
     async with served(playing(FINAL + "ok<|return|>")) as server:
