@@ -68,13 +68,12 @@ async def test_requests_of_a_client_that_vanished_are_aborted(number: signal.Sig
 
 @pytest.mark.parametrize("load_seconds", ["0", "60"], ids=["serving", "loading"])
 async def test_the_engine_dies_with_its_parent(load_seconds: str) -> None:
-    with make_directory() as directory:
-        parent = await start_script("lone_parent", str(directory), load_seconds)
-        engine = int(await first_line(parent))
-        assert is_running(engine)
-        parent.kill()
-        await parent.communicate()
-        await until(lambda: not is_running(engine), "the engine ends")
+    parent = await start_script("lone_parent", load_seconds)
+    engine = int(await first_line(parent))
+    assert is_running(engine)
+    parent.kill()
+    await parent.communicate()
+    await until(lambda: not is_running(engine), "the engine ends")
 
 
 async def test_sigterm_lets_running_requests_finish() -> None:
