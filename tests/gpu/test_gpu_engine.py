@@ -15,16 +15,20 @@ from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from tests.gpu.scores import FLOAT32_BOUND, check_rounding, differences, scores
 from tests.model.test_puzzle import CONFIG, logprobs_of_layers
-from tests.support.runtime import VOCAB, make_engine, random_prompt, request, run
+from tests.support.runtime import VOCAB, each_alone, make_engine, random_prompt, request, run, tokens_of
 
 pytestmark = pytest.mark.gpu
 OPS = ("reference", "triton")
 
 
+@pytest.fixture(scope="module")
+def cpu(checkpoint: Path) -> dict[str, list[float]]:
+    return scores(checkpoint, device="cpu")
+
+
 @pytest.mark.parametrize("ops", OPS)
 @pytest.mark.parametrize("chunk", [7, 64, 2048])
-def test_float32_equals_the_cpu(checkpoint: Path, chunk: int, ops: str) -> None:
-    cpu = scores(checkpoint, device="cpu")
+def test_float32_equals_the_cpu(checkpoint: Path, cpu: dict[str, list[float]], chunk: int, ops: str) -> None:
     gpu = scores(checkpoint, device="cuda", dtype="float32", ops=ops, max_num_batched_tokens=chunk)
     assert max(differences(cpu, gpu)) < FLOAT32_BOUND
 
@@ -32,8 +36,9 @@ def test_float32_equals_the_cpu(checkpoint: Path, chunk: int, ops: str) -> None:
 @pytest.mark.parametrize(
     ("ops", "block_size"), [("reference", 16), ("triton", 16), ("triton", 64), ("triton", 128)]
 )
-def test_bfloat16_stays_within_its_bound(checkpoint: Path, ops: str, block_size: int) -> None:
-    cpu = scores(checkpoint, device="cpu")
+def test_bfloat16_stays_within_its_bound(
+    checkpoint: Path, cpu: dict[str, list[float]], ops: str, block_size: int
+) -> None:
     gpu = scores(checkpoint, device="cuda", dtype="bfloat16", ops=ops, block_size=block_size)
     check_rounding(differences(cpu, gpu))
 
@@ -66,9 +71,8 @@ def test_any_company_and_any_cutting_gives_the_same_tokens(
         for i in range(8)
     ]
     alone = make_engine(checkpoint, **settings, enable_prefix_caching=False, async_scheduling=False)
-    expected = {each.request_id: run(alone, [each])[each.request_id][0].token_ids for each in asked}
     together = run(make_engine(checkpoint, **{**settings, **options}), asked)
-    assert {name: choices[0].token_ids for name, choices in together.items()} == expected
+    assert tokens_of(together) == each_alone(alone, asked)
 
 
 def test_answers_after_waking_have_the_same_bits(checkpoint: Path) -> None:

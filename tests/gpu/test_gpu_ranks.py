@@ -30,16 +30,16 @@ from tests.serve.engine.test_ranks import NOTICED, RESTARTED, failure_of, rank_o
 from tests.serve.engine.test_weight_update import announced, begin, finish, octets, pickled_id, tell
 from tests.support.device.lora import write_adapter
 from tests.support.ports import free_port
-from tests.support.runtime import make_engine, random_prompt, request, run
+from tests.support.runtime import make_engine, random_prompt, request, run, tokens_of
 from tests.support.served import serving
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS < 2, reason="needs 2 NVIDIA GPUs")]
 RANKS = [size for size in (2, 4, 8) if size <= max(GPUS, 2)]
-# Chunks that do not divide, heads as wide as gpt-oss's.
+# Chunks and experts that do not divide, heads as wide as gpt-oss's.
 SIZES: dict[str, Any] = {
     "layers": 4,
-    "experts": 8,
+    "experts": 9,
     "hidden": 256,
     "inter": 9 * 64,
     "heads": 16,
@@ -54,37 +54,52 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_checkpoint(tmp_path_factory.mktemp("ranks"), make_config(**SIZES), seed=3)
 
 
+@pytest.fixture(scope="module")
+def cpu(checkpoint: Path) -> dict[str, list[float]]:
+    return scores(checkpoint, device="cpu")
+
+
+WHOLE = {"enable_expert_parallel": True}
+NCCL = {"disable_custom_all_reduce": True}
+
+
 @pytest.mark.parametrize("size", RANKS)
-@pytest.mark.parametrize("ops", ["reference", "triton"])
+@pytest.mark.parametrize(
+    ("ops", "cut"),
+    [("reference", {}), ("triton", {}), ("triton", WHOLE), ("triton", WHOLE | NCCL)],
+    ids=["reference", "columns", "whole experts", "whole experts, nccl"],
+)
 @pytest.mark.parametrize("chunk", [7, 2048])
-def test_float32_equals_the_cpu(checkpoint: Path, size: int, ops: str, chunk: int) -> None:
-    cpu = scores(checkpoint, device="cpu", ops="reference")
-    options = {"device": "cuda", "dtype": "float32", "max_num_batched_tokens": chunk}
-    assert max(differences(cpu, scores(checkpoint, ops=ops, tensor_parallel_size=size, **options))) < (
-        FLOAT32_BOUND
-    )
+def test_float32_equals_the_cpu(
+    checkpoint: Path, cpu: dict[str, list[float]], size: int, ops: str, cut: dict[str, bool], chunk: int
+) -> None:
+    options = cut | {"device": "cuda", "dtype": "float32", "max_num_batched_tokens": chunk}
+    found = scores(checkpoint, ops=ops, tensor_parallel_size=size, **options)
+    assert max(differences(cpu, found)) < FLOAT32_BOUND
 
 
 @pytest.mark.parametrize("size", RANKS)
-def test_bfloat16_stays_within_its_bound(checkpoint: Path, size: int) -> None:
-    cpu = scores(checkpoint, device="cpu", ops="reference")
-    gpu = scores(checkpoint, device="cuda", ops="triton", dtype="bfloat16", tensor_parallel_size=size)
-    check_rounding(differences(cpu, gpu))
+@pytest.mark.parametrize("chunk", [7, 20, 2048])
+@pytest.mark.parametrize("cut", [{}, WHOLE], ids=["columns", "whole experts"])
+def test_bfloat16_stays_within_its_bound(
+    checkpoint: Path, cpu: dict[str, list[float]], size: int, cut: dict[str, bool], chunk: int
+) -> None:
+    """Of whole experts: the streaming products, of tokens as they come and of sorted pairs, and the grouped
+    ones."""
+    options = cut | {"device": "cuda", "dtype": "bfloat16", "max_num_batched_tokens": chunk}
+    check_rounding(differences(cpu, scores(checkpoint, ops="triton", tensor_parallel_size=size, **options)))
 
 
 @pytest.mark.parametrize("size", RANKS)
-def test_captured_steps_equal_launched_ones(checkpoint: Path, size: int) -> None:
+@pytest.mark.parametrize("cut", [{}, WHOLE], ids=["columns", "whole experts"])
+def test_captured_steps_equal_launched_ones(checkpoint: Path, size: int, cut: dict[str, bool]) -> None:
     """Every kind of request, with graphs and without: the tokens of one rank, launched."""
     options: dict[str, Any] = {"device": "cuda", "ops": "triton", "dtype": "float32"}
-    alone = make_engine(checkpoint, enforce_eager=True, **options)
-    expected = run(alone, common(random_prompt(50, 1)))
-    alone.shutdown()
+    asked = common(random_prompt(50, 1))
+    expected = tokens_by(checkpoint, asked, enforce_eager=True, **options)
     for eager in (True, False):
-        core = make_engine(checkpoint, enforce_eager=eager, tensor_parallel_size=size, **options)
-        found = run(core, common(random_prompt(50, 1)))
-        core.shutdown()
-        for name, answers in expected.items():
-            assert [one.token_ids for one in found[name]] == [one.token_ids for one in answers], name
+        found = tokens_by(checkpoint, asked, enforce_eager=eager, tensor_parallel_size=size, **options, **cut)
+        assert found == expected
 
 
 @pytest.mark.parametrize("size", RANKS)
@@ -110,9 +125,9 @@ def test_adapters_give_the_tokens_of_one_rank(checkpoint: Path, size: int, tmp_p
     ]
     options: dict[str, Any] = {"device": "cuda", "ops": "triton", "dtype": "float32", "enable_lora": True}
     options["max_loras"] = len(forms)
-    alone = tokens_of(checkpoint, asked, enforce_eager=True, **options)
+    alone = tokens_by(checkpoint, asked, enforce_eager=True, **options)
     for eager in (True, False):
-        found = tokens_of(checkpoint, asked, enforce_eager=eager, tensor_parallel_size=size, **options)
+        found = tokens_by(checkpoint, asked, enforce_eager=eager, tensor_parallel_size=size, **options)
         assert found == alone
 
 
@@ -123,7 +138,7 @@ def test_weights_arrive_over_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         write_random_checkpoint(tmp_path / name, make_config(**SIZES), seed=seed)
     options: dict[str, Any] = {"device": "cuda", "ops": "triton", "dtype": "float32"}
     asked = common(random_prompt(50, 1))
-    wanted = tokens_of(tmp_path / "new", asked, **options)
+    wanted = tokens_by(tmp_path / "new", asked, **options)
     files = [SafetensorsFile(path) for path in (tmp_path / "new").glob("*.safetensors")]
     tensors = {name: file.tensor(name) for file in files for name in file.entries}
     specs = [(name, each.dtype, list(each.shape)) for name, each in tensors.items()]
@@ -152,73 +167,31 @@ def test_weights_arrive_over_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             tell(core, "update_weights", info=announced(tensors))
             finish(core)
             sender.result().close()
-        found = {name: [one.token_ids for one in each] for name, each in run(core, asked).items()}
+        found = tokens_of(run(core, asked))
     finally:
         core.shutdown()
     assert found == wanted
 
 
-@pytest.fixture(scope="module")
-def nine_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """No number of ranks divides them."""
-    sizes = {**SIZES, "experts": 9}
-    return write_random_checkpoint(tmp_path_factory.mktemp("nine"), make_config(**sizes), seed=4)
-
-
-WHOLE: dict[str, Any] = {"device": "cuda", "ops": "triton", "enable_expert_parallel": True}
-
-
-@pytest.mark.parametrize("size", RANKS)
-@pytest.mark.parametrize("alone", [False, True], ids=["ours", "nccl"])
-@pytest.mark.parametrize("chunk", [7, 2048])
-def test_whole_experts_in_float32(nine_experts: Path, size: int, alone: bool, chunk: int) -> None:
-    """``alone``: without our all-reduce."""
-    cpu = scores(nine_experts, device="cpu", ops="reference")
-    options = WHOLE | {
-        "dtype": "float32",
-        "max_num_batched_tokens": chunk,
-        "disable_custom_all_reduce": alone,
-    }
-    found = scores(nine_experts, tensor_parallel_size=size, **options)
-    assert max(differences(cpu, found)) < FLOAT32_BOUND
-
-
-@pytest.mark.parametrize("size", RANKS)
-@pytest.mark.parametrize("chunk", [7, 20, 2048])
-def test_whole_experts_in_bfloat16(nine_experts: Path, size: int, chunk: int) -> None:
-    """The streaming products, of tokens as they come and of sorted pairs, and the grouped ones."""
-    cpu = scores(nine_experts, device="cpu", ops="reference")
-    options = WHOLE | {"dtype": "bfloat16", "max_num_batched_tokens": chunk}
-    check_rounding(differences(cpu, scores(nine_experts, tensor_parallel_size=size, **options)))
-
-
-@pytest.mark.parametrize("size", RANKS)
-def test_captured_steps_of_whole_experts(nine_experts: Path, size: int) -> None:
-    """The tokens of one rank, launched."""
-    options = {"device": "cuda", "ops": "triton", "dtype": "float32"}
-    expected = tokens_of(nine_experts, common(random_prompt(50, 1)), enforce_eager=True, **options)
-    options = WHOLE | options | {"tensor_parallel_size": size}
-    assert tokens_of(nine_experts, common(random_prompt(50, 1)), **options) == expected
-
-
 @pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("rows", [6, 16, 64])
-def test_captured_steps_of_whole_experts_in_bfloat16(nine_experts: Path, size: int, rows: int) -> None:
+def test_captured_steps_of_whole_experts_in_bfloat16(checkpoint: Path, size: int, rows: int) -> None:
     """Those of launched steps, mostly: bfloat16 rounds differently by batch, and graphs have more rows."""
     asked = [
         request(f"r{i}", random_prompt(5 + i % 40, seed=i), seed=i, max_tokens=5 + i % 16)
         for i in range(rows)
     ]  # the last steps have one row
-    options = WHOLE | {"dtype": "bfloat16", "tensor_parallel_size": size, "max_num_seqs": 64}
-    graph, plain = (tokens_of(nine_experts, asked, **options, enforce_eager=eager) for eager in (False, True))
+    options: dict[str, Any] = WHOLE | {"tensor_parallel_size": size, "max_num_seqs": 64}
+    options |= {"device": "cuda", "ops": "triton", "dtype": "bfloat16"}
+    graph, plain = (tokens_by(checkpoint, asked, **options, enforce_eager=eager) for eager in (False, True))
     assert sum(graph[name] == plain[name] for name in graph) >= 0.7 * rows
 
 
-def tokens_of(checkpoint: Path, asked: list[GenerateRequest], **options: Any) -> dict[str, list[list[int]]]:
+def tokens_by(checkpoint: Path, asked: list[GenerateRequest], **options: Any) -> dict[str, list[list[int]]]:
     core = make_engine(checkpoint, **options)
     answers = run(core, asked)
     core.shutdown()
-    return {name: [one.token_ids for one in choices] for name, choices in answers.items()}
+    return tokens_of(answers)
 
 
 KILLS = int(os.environ.get("CHORALE_TEST_KILLS", "1"))
