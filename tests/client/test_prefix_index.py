@@ -12,6 +12,7 @@ from chorale.client.routing.prefix_index import PrefixIndex, PrefixSearch
 from chorale.engine.kv_cache.cache import BlockTables, HybridCache
 from chorale.engine.kv_cache.hashing import extend_chain, salted_root
 from chorale.engine.types import CacheGroup, GenerateRequest, SamplingSpec
+from tests.engine.kv_cache.test_index_log import Tokens
 
 BLOCK, WINDOW = 4, 10
 SECRET = b"0123456789abcdef"
@@ -41,7 +42,7 @@ def filled(seed: int, secret: bytes = SECRET) -> HybridCache:
         cache.attach_prefix(tables, hashes, hit)
         for end in range(hit * BLOCK + 3, len(prompt) + 3, 3):
             cache.grow(tables, min(end, len(prompt)))
-            cache.commit(tables, min(end, len(prompt)), hashes)
+            cache.commit(tables, min(end, len(prompt)), hashes, Tokens())
         cache.release(tables)
     return cache
 
@@ -130,7 +131,7 @@ def test_other_salts_and_prompt_logprobs_have_no_hit() -> None:
     cache = HybridCache(60, BLOCK, WINDOW)
     prompt, tables = [1] * 21, BlockTables()
     cache.grow(tables, 21)
-    cache.commit(tables, 21, chain(prompt, salt="mine"))
+    cache.commit(tables, 21, chain(prompt, salt="mine"), Tokens())
     index = index_of(cache)
     assert search(asked(prompt, cache_salt="mine"), [index]) == [20]
     assert search(asked(prompt, cache_salt="yours"), [index]) == [0]
