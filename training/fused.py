@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
-from chorale.kernels.ops import AttentionMeta, AttentionShape, Ops, QkvWeights
+from chorale.kernels.ops import AttentionMeta, AttentionShape, Ops, QkvWeights, Routed
 from training import ops as plain
 
 
@@ -76,15 +76,13 @@ class FusedOps:
 
     def moe(
         self,
-        normed: torch.Tensor,
-        expert_ids: torch.Tensor,
-        gates: torch.Tensor,
+        routed: Routed,
         experts: plain.TrainedExperts,
         x: torch.Tensor,
         next_qkv: QkvWeights | None,
         eps: float,
     ) -> tuple[torch.Tensor, None]:
-        return self.add_experts(normed, expert_ids, gates, experts, x), None
+        return self.add_experts(routed, experts, x), None
 
     def record(self) -> Ops:
         return replace(

@@ -16,7 +16,15 @@ import torch
 import torch.nn.functional as F
 
 from chorale.kernels.mxfp4 import FP4_VALUES, GROUP
-from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
+from chorale.kernels.ops import (
+    AttentionMeta,
+    AttentionShape,
+    ExpertTensors,
+    Ops,
+    QkvWeights,
+    Routed,
+    RouterWeights,
+)
 from chorale.kernels.reference.pages import ReferencePageCopies
 from chorale.kernels.reference.sampling.decode_inputs import decode_inputs
 from chorale.kernels.reference.sampling.draft_steps import accept, draft_passes, verify_inputs
@@ -133,30 +141,23 @@ def output_projection(attended: torch.Tensor, weights: Any, x: torch.Tensor) -> 
     return x + linear(attended, weights).float()
 
 
-def route(
-    x: torch.Tensor, weights: RouterWeights, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def route(x: torch.Tensor, weights: RouterWeights, eps: float) -> Routed:
     normed = rms_norm(x, weights.norm, eps)
     logits = F.linear(normed, weights.linear[0].float(), weights.linear[1].float())
     best, expert_ids = logits.topk(weights.top_k, dim=-1)
-    return normed, expert_ids, best.softmax(dim=-1)
+    return Routed(normed, expert_ids, best.softmax(dim=-1))
 
 
 def project_and_route(
     attended: torch.Tensor, weights: Any, x: torch.Tensor, router: RouterWeights, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, Routed]:
     x = output_projection(attended, weights, x)
-    return x, *route(x, router, eps)
+    return x, route(x, router, eps)
 
 
-def add_experts(
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
-    experts: TrainedExperts,
-    x: torch.Tensor,
-) -> torch.Tensor:
+def add_experts(routed: Routed, experts: TrainedExperts, x: torch.Tensor) -> torch.Tensor:
     """Computes two matrix products over all experts at once: [T, E * 2 I], then [T, H]."""
+    normed, expert_ids, gates = routed
     num_experts, double, _ = experts.gate_up.shape
     gate_of = torch.zeros(normed.shape[0], num_experts, device=x.device)
     gate_of = gate_of.scatter(1, expert_ids, gates)  # [T, E]
@@ -172,16 +173,10 @@ def add_experts(
 
 
 def moe(
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
-    experts: TrainedExperts,
-    x: torch.Tensor,
-    next_qkv: QkvWeights | None,
-    eps: float,
+    routed: Routed, experts: TrainedExperts, x: torch.Tensor, next_qkv: QkvWeights | None, eps: float
 ) -> tuple[torch.Tensor, None]:
     """Prepares nothing for the next layer, since ``project`` norms."""
-    return add_experts(normed, expert_ids, gates, experts, x), None
+    return add_experts(routed, experts, x), None
 
 
 def lm_head(

@@ -156,7 +156,7 @@ def check_route(bench: Bench, rows: int, experts: int, seed: int) -> None:
     total, normed = reference.add_norm(sent, x, weights.norm, EPS)
     logits = normed.double() @ weights.linear.weight.double().t() + weights.linear.bias.double()
     found = bench.reducer.add_norm(parts[bench.rank], None, x, None).x
-    _, rounded, ids, gates = route(found, weights, EPS)
+    _, (rounded, ids, gates) = route(found, weights, EPS)
     torch.cuda.synchronize()
     bench.reducer.check()
     for tensor in (found, rounded, ids, gates):

@@ -164,7 +164,7 @@ class LoraOps:
     # (..., adapters, layer)
     qkv_rope_cache: Callable[..., torch.Tensor]
     # (..., adapters, layer)
-    project_and_route: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
+    project_and_route: Callable[..., tuple[torch.Tensor, Any]]
     # (..., adapters, layer)
     moe: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
     # (..., adapters)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -103,6 +103,14 @@ class RouterWeights:
     linear: Any  # pack_router of [E, H] and its bias
     top_k: int  # K
     dtype: torch.dtype | None = None  # type of the experts' products; None: float32
+
+
+class Routed(NamedTuple):
+    """The input of an expert layer, and the experts that each token chose."""
+
+    normed: torch.Tensor  # [T, H]
+    expert_ids: torch.Tensor  # [T, K] int64
+    gates: torch.Tensor  # [T, K] float32: the factors of the experts' results
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,20 +307,18 @@ class Ops:
     attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, int], torch.Tensor]
 
     # (attended [T, Nq * D], linear, x, weights, eps)
-    # -> (new x: x + linear(attended), its normed [T, H], expert_ids [T, K] int64, gates [T, K] float32)
+    # -> (new x: x + linear(attended), its norm and experts)
     # Output projection, residual, norm, router, top-k and softmax. May overwrite x.
     project_and_route: Callable[
-        [torch.Tensor, Any, torch.Tensor, RouterWeights, float],
-        tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+        [torch.Tensor, Any, torch.Tensor, RouterWeights, float], tuple[torch.Tensor, Routed]
     ]
 
-    # (normed, expert_ids, gates, experts, x, the next layer's QkvWeights, eps)
+    # (routed, experts, x, the next layer's QkvWeights, eps)
     # -> (new x: x + sum of gate * expert(normed), its norm for the next layer's qkv_rope_cache)
     # May overwrite x. For the last layer, the next layer's weights are None. Returns None instead of the norm
     # if qkv_rope_cache computes it.
     moe: Callable[
-        [torch.Tensor, torch.Tensor, torch.Tensor, Any, torch.Tensor, QkvWeights | None, float],
-        tuple[torch.Tensor, torch.Tensor | None],
+        [Routed, Any, torch.Tensor, QkvWeights | None, float], tuple[torch.Tensor, torch.Tensor | None]
     ]
 
     # (x, logits_index [L], norm [H], head, eps) -> logits [L, V] float32

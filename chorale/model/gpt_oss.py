@@ -130,14 +130,10 @@ class GptOss:
             # [T, Nq, D]
             q = layer_ops.qkv_rope_cache(x, normed, layer.qkv, eps, rope, plan, group, kv[tensor], *extra)
             attended = ops.attention(q, kv[tensor], layer.sinks, plan, group)  # [T, Nq * D]
-            # [T, H], [T, H], [T, K], [T, K]
-            x, normed, expert_ids, gates = layer_ops.project_and_route(
-                attended, layer.output, x, layer.router, eps, *extra
-            )
+            x, routed = layer_ops.project_and_route(attended, layer.output, x, layer.router, eps, *extra)
             if self.routed is not None:
-                self.routed[: len(expert_ids), number - 1].copy_(expert_ids)
-            # [T, H], [T, H]
-            x, normed = layer_ops.moe(normed, expert_ids, gates, layer.experts, x, next_qkv, eps, *extra)
+                self.routed[: len(x), number - 1].copy_(routed.expert_ids)
+            x, normed = layer_ops.moe(routed, layer.experts, x, next_qkv, eps, *extra)  # [T, H], [T, H]
             if aux is not None:
                 aux.keep(number, x)
         if aux is not None and not aux.boundaries:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from chorale.kernels.ops import Routed
 from training import ops as plain
 
 
@@ -31,15 +32,8 @@ def attention(q: torch.Tensor, kv: Any, sinks: torch.Tensor, plan: plain.Plan, g
 _experts = torch.compile(plain.add_experts, dynamic=False)
 
 
-def moe(
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
-    experts: plain.TrainedExperts,
-    x: torch.Tensor,
-    *_: Any,
-) -> tuple[torch.Tensor, None]:
-    return _experts(normed, expert_ids, gates, experts, x), None
+def moe(routed: Routed, experts: plain.TrainedExperts, x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, None]:
+    return _experts(routed, experts, x), None
 
 
 CPU_OPS = replace(plain.TRAINING_OPS, name="forward-cpu", attention=attention, moe=moe)

@@ -19,7 +19,7 @@ from chorale.kernels.cpu.attention import CpuPlan, attention
 from chorale.kernels.cpu.experts import CpuExperts
 from chorale.kernels.cpu.linear import CpuLinear
 from chorale.kernels.cpu.ops import CpuRouter, cpu_ops, lm_head, route
-from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, RouterWeights
+from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, Routed, RouterWeights
 from chorale.kernels.reference.lora import BaseOps, lora_ops
 from chorale.kernels.reference.one_by_one import attention_of_each
 from chorale.kernels.reference.sampling.shared_sampling import gather_logits
@@ -87,31 +87,27 @@ def project_and_route(
     x: torch.Tensor,
     weights: RouterWeights,
     eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, Routed]:
     inputs = attended.split([linear.columns for linear in output], dim=1)
     parts = (linear(each) for linear, each in zip(output, inputs, strict=True))
     x = x.add_(total(rank, tree_sum(parts)))
-    return x, *route(x, weights, eps)
+    return x, route(x, weights, eps)
 
 
 def moe(
     rank: Rank | None,
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
+    routed: Routed,
     experts: CpuExperts,
     x: torch.Tensor,
     next_qkv: QkvWeights | None,
     eps: float,
 ) -> tuple[torch.Tensor, None]:
-    return exchange(rank, x, partial(add_experts, normed, expert_ids, gates, experts)), None
+    return exchange(rank, x, partial(add_experts, routed, experts)), None
 
 
-def add_experts(
-    normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Any, x: torch.Tensor
-) -> torch.Tensor:
+def add_experts(routed: Routed, experts: Any, x: torch.Tensor) -> torch.Tensor:
     """Add the rank's part of the sum over the chosen experts to x."""
-    some = zip(*(each.split(TOKENS_AT_ONCE) for each in (normed, expert_ids, gates)), strict=True)
+    some = zip(*(each.split(TOKENS_AT_ONCE) for each in routed), strict=True)
     return x.add_(torch.cat([tree_sum(experts.parts(*each).unbind(0)) for each in some]))
 
 

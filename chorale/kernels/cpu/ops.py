@@ -20,7 +20,7 @@ from chorale.kernels.cpu.library import library
 from chorale.kernels.cpu.linear import CpuLinear
 from chorale.kernels.cpu.sampler import CpuSampler
 from chorale.kernels.cpu.threads import set_threads
-from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, RouterWeights
+from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, Routed, RouterWeights
 from chorale.kernels.reference.dense.draft import REFERENCE_DRAFT_OPS, norm_rope_cache
 from chorale.kernels.reference.lora import BaseOps, lora_ops
 from chorale.kernels.reference.ops import REFERENCE_OPS
@@ -54,14 +54,11 @@ def draft_qkv_rope_cache(
 
 def project_and_route(
     attended: torch.Tensor, linear: CpuLinear, x: torch.Tensor, weights: RouterWeights, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return linear.add_to(x, attended), *route(x, weights, eps)
+) -> tuple[torch.Tensor, Routed]:
+    return linear.add_to(x, attended), route(x, weights, eps)
 
 
-def route(
-    x: torch.Tensor, weights: RouterWeights, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (norm of x [T, H], expert_ids [T, K], gates [T, K])."""
+def route(x: torch.Tensor, weights: RouterWeights, eps: float) -> Routed:
     router: CpuRouter = weights.linear
     (tokens, hidden), top_k = x.shape, weights.top_k
     normed, gates = torch.empty_like(x), x.new_empty(tokens, top_k)
@@ -71,19 +68,13 @@ def route(
         router.bias.data_ptr(), len(router.bias), top_k, normed.data_ptr(), expert_ids.data_ptr(),
         gates.data_ptr(),
     )  # fmt: skip
-    return normed, expert_ids, gates
+    return Routed(normed, expert_ids, gates)
 
 
 def moe(
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
-    experts: CpuExperts,
-    x: torch.Tensor,
-    next_qkv: QkvWeights | None,
-    eps: float,
+    routed: Routed, experts: CpuExperts, x: torch.Tensor, next_qkv: QkvWeights | None, eps: float
 ) -> tuple[torch.Tensor, None]:
-    return experts(normed, expert_ids, gates, x), None
+    return experts(*routed, x), None
 
 
 def lm_head(

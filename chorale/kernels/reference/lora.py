@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from chorale.kernels.adapters import AdapterBatch, LayerAdapter, LoraOps, LowRank
-from chorale.kernels.ops import Ops, QkvWeights
+from chorale.kernels.ops import Ops, QkvWeights, Routed
 from chorale.kernels.reference import moe as reference_moe
 
 
@@ -32,8 +32,8 @@ class BaseOps:
     """A rank's plain ops, which adapters extend, and parts of them. The matrices can be called."""
 
     ops: Ops
-    # (normed, expert_ids, gates, experts or ``AdaptedExperts``, x) -> x plus the rank's sum
-    add_experts: Callable[..., torch.Tensor] = lambda *given: given[3](*given[:3], given[4])
+    # (routed, experts or ``AdaptedExperts``, x) -> x plus the rank's sum
+    add_experts: Callable[..., torch.Tensor] = lambda routed, experts, x: experts(*routed, x)
     # (packed router, normed [n, H]) -> [n, E]
     router_logits: Callable[[Any, torch.Tensor], torch.Tensor] = lambda router, normed: router(normed)
     linear: Callable[..., torch.Tensor] = linear
@@ -90,7 +90,7 @@ def qkv_rope_cache(
 
 def project_and_route(
     base: BaseOps, attended: torch.Tensor, linear: Any, *given: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, Routed]:
     """``linear``: the output projection, or a list of the matrices of its parts (``FixedSums``). ``given``:
     x, weights, eps, adapters, layer."""
     x, weights, eps, adapters, layer = given
@@ -103,15 +103,15 @@ def project_and_route(
             _Added(base, each, [(_columns(part, begin, each.columns), rows) for part, rows in parts])
             for each, begin in zip(linear, begins, strict=False)
         ]
-    x, normed, expert_ids, gates = base.ops.project_and_route(attended, added, x, weights, eps)
+    x, routed = base.ops.project_and_route(attended, added, x, weights, eps)
     for adapter, rows in own:
         if adapter.router is not None:
-            inputs = normed.index_select(0, rows).float()
+            inputs = routed.normed.index_select(0, rows).float()
             logits = base.router_logits(weights.linear, inputs) + base.addition(adapter.router, inputs)
             top = torch.topk(logits, weights.top_k, dim=-1)
-            expert_ids[rows] = top.indices
-            gates[rows] = torch.softmax(top.values, dim=-1)
-    return x, normed, expert_ids, gates
+            routed.expert_ids[rows] = top.indices
+            routed.gates[rows] = torch.softmax(top.values, dim=-1)
+    return x, routed
 
 
 def _columns(part: LowRank, begin: int, count: int) -> LowRank:
@@ -130,9 +130,9 @@ class AdaptedExperts:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.experts, name)
 
-    def __call__(self, normed: torch.Tensor, expert_ids: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
-        gates, x = given
-        return reference_moe.moe(normed, expert_ids, gates, self, x)
+    def __call__(self, *given: torch.Tensor) -> torch.Tensor:
+        *routed, x = given
+        return reference_moe.moe(Routed(*routed), self, x)
 
     def parts(self, *given: torch.Tensor) -> torch.Tensor:
         """``CpuExperts.parts``, of each token alone: the bits of torch's swiglu of one row, which has a
@@ -160,7 +160,7 @@ class AdaptedExperts:
 def moe(base: BaseOps, *given: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """``given``: the arguments of ``Ops.moe``, adapters, layer."""
     *plain, adapters, layer = given
-    normed, expert_ids, gates, experts, x = plain[:5]
+    routed, experts, x = plain[:3]
     adapted = [(adapter, rows) for adapter, rows in adapters.in_layer(layer) if adapter.has_experts]
     if not adapted:
         return base.ops.moe(*plain)
@@ -173,8 +173,8 @@ def moe(base: BaseOps, *given: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     def add(own: torch.Tensor) -> torch.Tensor:
         for some, rows in groups:
             if len(rows):
-                *inputs, sums = (each.index_select(0, rows) for each in (normed, expert_ids, gates, own))
-                own.index_copy_(0, rows, base.add_experts(*inputs, some, sums))
+                inputs = Routed(*(each.index_select(0, rows) for each in routed))
+                own.index_copy_(0, rows, base.add_experts(inputs, some, own.index_select(0, rows)))
         return own
 
     return base.exchange(x, add), None

@@ -15,7 +15,7 @@ import torch
 
 from chorale.errors import ConfigError
 from chorale.kernels import mxfp4
-from chorale.kernels.ops import ExpertTensors
+from chorale.kernels.ops import ExpertTensors, Routed
 
 DECODED_BUDGET = 512 * 2**20  # bytes of decoded expert weights of all layers
 
@@ -134,19 +134,13 @@ def _decoded(
     return found
 
 
-def moe(
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
-    experts: Any,
-    x: torch.Tensor,
-) -> torch.Tensor:
+def moe(routed: Routed, experts: Any, x: torch.Tensor) -> torch.Tensor:
     """Return x + sum over the K chosen experts of gate * expert(normed), added in the order of expert ids.
 
-    normed [T, H], expert_ids [T, K] int64, gates [T, K] float32, x [T, H] float32 (overwritten). Ids past the
-    last expert are ignored. If ``back`` of the experts returns the addends of P parts, [P, n, H], x is
-    [P, T, H].
+    x [T, H] float32 is overwritten. Ids past the last expert are ignored. If ``back`` of the experts returns
+    the addends of P parts, [P, n, H], x is [P, T, H].
     """
+    normed, expert_ids, gates = routed
     top_k = expert_ids.shape[1]
     flat = expert_ids.reshape(-1)
     order = torch.argsort(flat, stable=True)

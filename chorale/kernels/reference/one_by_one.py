@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from chorale.kernels.ops import AttentionMeta, AttentionShape, Ops, QkvWeights, RouterWeights
+from chorale.kernels.ops import AttentionMeta, AttentionShape, Ops, QkvWeights, Routed, RouterWeights
 from chorale.kernels.reference import attention as whole
 from chorale.kernels.reference.attention import AttentionPlan
 from chorale.kernels.reference.dense.rotary import rotate_and_cache
@@ -77,24 +77,17 @@ def one_by_one(ops: Ops) -> Ops:
 
     def project_and_route(
         attended: torch.Tensor, linear: Any, x: torch.Tensor, weights: RouterWeights, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, Routed]:
         each = zip(_each(attended), _each(x), strict=True)
         rows = [ops.project_and_route(one, linear, row, weights, eps) for one, row in each]
-        x, normed, expert_ids, gates = (torch.cat(column) for column in zip(*rows, strict=True))
-        return x, normed, expert_ids, gates
+        routed = zip(*(own for _, own in rows), strict=True)
+        return torch.cat([row for row, _ in rows]), Routed(*map(torch.cat, routed))
 
     def moe(
-        normed: torch.Tensor,
-        expert_ids: torch.Tensor,
-        gates: torch.Tensor,
-        experts: Any,
-        x: torch.Tensor,
-        next_qkv: QkvWeights | None,
-        eps: float,
+        routed: Routed, experts: Any, x: torch.Tensor, next_qkv: QkvWeights | None, eps: float
     ) -> tuple[torch.Tensor, None]:
-        each = zip(_each(normed), _each(expert_ids), _each(gates), _each(x), strict=True)
-        rows = [ops.moe(one, ids, gate, experts, row, next_qkv, eps)[0] for one, ids, gate, row in each]
-        return torch.cat(rows), None
+        each = zip(map(Routed, *map(_each, routed)), _each(x), strict=True)
+        return torch.cat([ops.moe(one, experts, row, next_qkv, eps)[0] for one, row in each]), None
 
     def lm_head(
         x: torch.Tensor, logits_index: torch.Tensor, norm: torch.Tensor, head: Any, eps: float

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
+from chorale.kernels.ops import Ops, QkvWeights, Routed, RouterWeights
 from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.reference.attention import AttentionPlan, attention, plan_attention
 from chorale.kernels.reference.dense.draft import REFERENCE_DRAFT_OPS
@@ -62,31 +62,23 @@ def output_projection(attended: torch.Tensor, linear: Linear, x: torch.Tensor) -
     return x.add_(linear(attended))
 
 
-def route(
-    x: torch.Tensor, weights: RouterWeights, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def route(x: torch.Tensor, weights: RouterWeights, eps: float) -> Routed:
     normed = rms_norm(x, weights.norm, eps)
     top = torch.topk(weights.linear(normed), weights.top_k, dim=-1)
-    return normed, top.indices, torch.softmax(top.values, dim=-1)
+    return Routed(normed, top.indices, torch.softmax(top.values, dim=-1))
 
 
 def project_and_route(
     attended: torch.Tensor, linear: Linear, x: torch.Tensor, weights: RouterWeights, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, Routed]:
     x = output_projection(attended, linear, x)
-    return x, *route(x, weights, eps)
+    return x, route(x, weights, eps)
 
 
 def moe(
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
-    experts: Any,
-    x: torch.Tensor,
-    next_qkv: QkvWeights | None,
-    eps: float,
+    routed: Routed, experts: Any, x: torch.Tensor, next_qkv: QkvWeights | None, eps: float
 ) -> tuple[torch.Tensor, None]:
-    return reference_moe.moe(normed, expert_ids, gates, experts, x), None
+    return reference_moe.moe(routed, experts, x), None
 
 
 def lm_head(

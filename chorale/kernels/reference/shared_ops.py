@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
+from chorale.kernels.ops import Ops, QkvWeights, Routed, RouterWeights
 from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.reference.dense.linear import Linear
 from chorale.kernels.reference.lora import BaseOps, lora_ops
@@ -64,28 +64,21 @@ def exchange(rank: Rank, x: torch.Tensor, add: Callable[[torch.Tensor], torch.Te
 
 def project_and_route(
     rank: Rank, attended: torch.Tensor, linear: Linear, x: torch.Tensor, weights: RouterWeights, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, Routed]:
     x = exchange(rank, x, partial(output_projection, attended, linear))
-    return x, *route(x, weights, eps)
+    return x, route(x, weights, eps)
 
 
 def moe(
-    rank: Rank,
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
-    experts: Any,
-    x: torch.Tensor,
-    next_qkv: QkvWeights | None,
-    eps: float,
+    rank: Rank, routed: Routed, experts: Any, x: torch.Tensor, next_qkv: QkvWeights | None, eps: float
 ) -> tuple[torch.Tensor, None]:
-    return exchange(rank, x, partial(add_experts, rank, normed, expert_ids, gates, experts)), None
+    return exchange(rank, x, partial(add_experts, rank, routed, experts)), None
 
 
-def add_experts(rank: Rank, normed: torch.Tensor, expert_ids: torch.Tensor, *given: Any) -> torch.Tensor:
+def add_experts(rank: Rank, routed: Routed, experts: Any, x: torch.Tensor) -> torch.Tensor:
     """``moe`` of the reference with the rank's experts."""
     own = rank.share.experts
-    local = expert_ids - own.start
+    local = routed.expert_ids - own.start
     # Len(own): the expert is on another rank.
     local = local.masked_fill((local < 0) | (local >= len(own)), len(own))
-    return reference_moe.moe(normed, local, *given)
+    return reference_moe.moe(routed._replace(expert_ids=local), experts, x)

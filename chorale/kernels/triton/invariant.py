@@ -12,14 +12,14 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.ops import QkvWeights, RouterWeights
+from chorale.kernels.ops import QkvWeights, Routed, RouterWeights
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.attention.plan import AttentionPlan
 from chorale.kernels.triton.dense.linear import Linear
 from chorale.kernels.triton.dense.norm import add_norm, rms_norm
 from chorale.kernels.triton.dense.qkv import rotate_and_cache
 from chorale.kernels.triton.launch import dependent, tuning_of, wait_for_previous
-from chorale.kernels.triton.moe.router import route_many
+from chorale.kernels.triton.moe.router import choices, route_many
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -92,25 +92,17 @@ def qkv_rope_cache(
 
 def project_and_route(
     attended: torch.Tensor, linear: Linear, x: torch.Tensor, weights: RouterWeights, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, Routed]:
     """``Ops.project_and_route``."""
-    return x, *route(x, product(attended, linear).unsqueeze(0), weights, eps)
-
-
-def route(
-    x: torch.Tensor, parts: torch.Tensor, weights: RouterWeights, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x [T, H] += the sum of ``parts`` [SPLITS, T, H] -> its norm [T, H], expert_ids and gates [T, K]."""
-    tokens, top_k, dtype = x.shape[0], weights.top_k, weights.dtype or torch.float32
-    ids = torch.empty(tokens, top_k, dtype=torch.int64, device=x.device)
-    gates = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
+    tokens, dtype = x.shape[0], weights.dtype or torch.float32
+    ids, gates = choices(x, tokens, weights.top_k)
     if tokens == 0:
-        return x.to(dtype), ids, gates
-    normed, _ = add_norm(x, parts, None, weights.norm, eps, dtype)
+        return x, Routed(x.to(dtype), ids, gates)
+    normed, _ = add_norm(x, product(attended, linear).unsqueeze(0), None, weights.norm, eps, dtype)
     most = tuning.INVARIANT_ROUTED
     for some in (slice(first, first + most) for first in range(0, tokens, most)):
         route_many(x[some], weights, eps, ids[some], gates[some], slices=tuning.INVARIANT_SLICES)
-    return normed, ids, gates
+    return x, Routed(normed, ids, gates)
 
 
 def lm_head(

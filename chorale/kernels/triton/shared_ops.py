@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from chorale.kernels.ops import ExpertTensors, Ops, QkvWeights, RouterWeights, Sample, StepSizes
+from chorale.kernels.ops import ExpertTensors, Ops, QkvWeights, Routed, RouterWeights, Sample, StepSizes
 from chorale.kernels.reference.shared_ops import addend, embed
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import Linear, product, project_add
@@ -92,13 +92,13 @@ def owned(share: Share) -> Owned | None:
 
 def project_and_route(
     rank: Rank, attended: torch.Tensor, linear: Linear, x: torch.Tensor, weights: RouterWeights, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, Routed]:
     return sum_and_route(rank, attended, linear, addend(rank, x), weights, eps)
 
 
 def sum_and_route(
     rank: Rank, attended: torch.Tensor, linear: Linear, part: torch.Tensor, weights: RouterWeights, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, Routed]:
     """``project_and_route`` for ``part`` [T, H], to which the rank adds its product; x is the sum of all."""
     if 0 < len(part) <= tuning.SKINNY_TOKENS:
         part = project_add(attended, linear, part)
@@ -109,23 +109,14 @@ def sum_and_route(
 
 
 def moe(
-    rank: Rank,
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
-    experts: Experts,
-    x: torch.Tensor,
-    next_qkv: QkvWeights | None,
-    eps: float,
+    rank: Rank, routed: Routed, experts: Experts, x: torch.Tensor, next_qkv: QkvWeights | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return sum_experts(rank, normed, expert_ids, gates, experts, addend(rank, x), next_qkv, eps)
+    return sum_experts(rank, routed, experts, addend(rank, x), next_qkv, eps)
 
 
 def sum_experts(
     rank: Rank,
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
+    routed: Routed,
     experts: Experts,
     part: torch.Tensor,
     next_qkv: QkvWeights | None,
@@ -133,7 +124,7 @@ def sum_experts(
     added: Addends | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """``moe`` for ``part`` [T, H], as in ``sum_and_route``, with what adapters add to the rank's products."""
-    part, _ = experts_of_one_rank.moe(normed, expert_ids, gates, experts, part, None, eps, added=added)
+    part, _ = experts_of_one_rank.moe(routed, experts, part, None, eps, added=added)
     x = rank.communicator.all_reduce_(part)
     if next_qkv is None or len(x) <= tuning.SKINNY_TOKENS:
         return x, None

@@ -16,7 +16,7 @@ import torch
 
 from chorale.engine.types import CacheGroup
 from chorale.errors import ConfigError
-from chorale.kernels.ops import AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
+from chorale.kernels.ops import AttentionShape, ExpertTensors, Ops, QkvWeights, Routed, RouterWeights
 from chorale.measure.bench.gpu_time import graph_seconds
 from chorale.measure.steps import PagedSequences
 from chorale.model.gpt_oss import LayerWeights
@@ -150,7 +150,7 @@ class Bench:
             return pools[number % len(pools)]
 
         def experts(number: int, layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor | None]:
-            return ops.moe(normed, draws[number], gates, layer.experts, x, layer.qkv, _EPS)
+            return ops.moe(Routed(normed, draws[number], gates), layer.experts, x, layer.qkv, _EPS)
 
         ahead = experts(0, layers[0])[1]  # normed input that each layer but the first receives
 

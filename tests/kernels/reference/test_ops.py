@@ -13,7 +13,7 @@ import torch
 from chorale.errors import ConfigError
 from chorale.kernels import mxfp4, select_ops
 from chorale.kernels.cpu.library import library
-from chorale.kernels.ops import ExpertTensors
+from chorale.kernels.ops import ExpertTensors, Routed
 from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.reference import ops as reference
 
@@ -107,7 +107,7 @@ def test_moe(monkeypatch: pytest.MonkeyPatch, form: str, tokens: int, experts: i
             result = w2[expert].double() @ torch.tensor(values, dtype=torch.float64)
             expected[token] += float(gate) * (result + tensors.down_bias[expert].double())
     assert clamped > 10
-    actual = reference_moe.moe(normed, ids, gates, packed, x)
+    actual = reference_moe.moe(Routed(normed, ids, gates), packed, x)
     # sums of 64 products of order 50: float32 keeps six digits of the largest
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=2e-3)
 

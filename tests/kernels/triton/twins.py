@@ -17,7 +17,15 @@ import triton
 import triton.language as tl
 
 from chorale.kernels import mxfp4
-from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
+from chorale.kernels.ops import (
+    AttentionMeta,
+    AttentionShape,
+    ExpertTensors,
+    Ops,
+    QkvWeights,
+    Routed,
+    RouterWeights,
+)
 from chorale.kernels.reference import attention as paged
 from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.reference import ops as reference
@@ -171,9 +179,10 @@ def test_no_tokens(dtype: torch.dtype) -> None:
     q = TRITON_OPS.qkv_rope_cache(x, None, weights, 1e-5, randn(0, 64), plan, 0, kv)
     assert (q.shape, q.dtype) == ((0, 6, 64), dtype)
     assert not kv.any()
-    x, normed, ids, gates = TRITON_OPS.project_and_route(q.view(0, 384), output, x, router, 1e-5)
-    assert (normed.dtype, normed.shape, ids.shape, gates.shape) == (dtype, (0, hidden), (0, 4), (0, 4))
-    x, ahead = TRITON_OPS.moe(normed, ids, gates, experts, x, weights, 1e-5)
+    x, routed = TRITON_OPS.project_and_route(q.view(0, 384), output, x, router, 1e-5)
+    assert routed.normed.dtype == dtype
+    assert [each.shape for each in routed] == [(0, hidden), (0, 4), (0, 4)]
+    x, ahead = TRITON_OPS.moe(routed, experts, x, weights, 1e-5)
     assert (x.shape, ahead) == ((0, hidden), None)
     logits = TRITON_OPS.lm_head(x, none, weights.norm, TRITON_OPS.pack_head(packed.weight), 1e-5)
     assert logits.shape == (0, 640)
@@ -246,7 +255,7 @@ def test_project_and_route(
     computed = torch.bfloat16 if rounded or router == "halves" else dtype
     packed = random_router(TRITON_OPS, experts, hidden, computed, rounded=rounded)
     assert packed.linear.is_bfloat16 == rounded
-    found, normed, ids, gates = TRITON_OPS.project_and_route(
+    found, (normed, ids, gates) = TRITON_OPS.project_and_route(
         attended, TRITON_OPS.pack_linear(weight, bias), x.clone(), packed, 1e-5
     )
     check(found, reference.output_projection(attended, reference.pack_linear(weight, bias), x), dtype)
@@ -273,7 +282,7 @@ def test_route_of_a_broken_row_names_experts_that_exist(tokens: int, router: str
     attended, x = randn(tokens, 75), randn(tokens, 200)
     attended[0, 3] = x[1, 5] = torch.nan
     dtype = torch.bfloat16 if router == "halves" else torch.float32
-    found, normed, ids, gates = TRITON_OPS.project_and_route(
+    found, (normed, ids, gates) = TRITON_OPS.project_and_route(
         attended,
         TRITON_OPS.pack_linear(randn(200, 75), randn(200)),
         x,
@@ -320,6 +329,11 @@ CHOICES: dict[str, Any] = {
 }
 
 
+def route_to(ids: torch.Tensor, normed: torch.Tensor) -> Routed:
+    """With any gates."""
+    return Routed(normed, ids, torch.softmax(randn(*ids.shape, seed=7), -1))
+
+
 @each_dtype
 @pytest.mark.parametrize(
     ("tokens", "choose"),
@@ -330,13 +344,12 @@ def test_moe(tokens: int, choose: str, dtype: torch.dtype) -> None:
     torch.manual_seed(tokens)
     ids = CHOICES[choose](tokens, experts).to(DEVICE)
     tensors = expert_tensors(experts, hidden, inter, dtype)
-    normed, x = randn(tokens, hidden, seed=5), randn(tokens, hidden, seed=6)
-    gates = torch.softmax(randn(tokens, 4, seed=7), -1)
-    found = TRITON_OPS.moe(normed, ids, gates, TRITON_OPS.pack_experts(tensors), x.clone(), None, 1e-5)[0]
-    expected = reference_moe.moe(normed, ids, gates, reference_moe.pack_experts(tensors), x.clone())
+    routed, x = route_to(ids, randn(tokens, hidden, seed=5)), randn(tokens, hidden, seed=6)
+    found = TRITON_OPS.moe(routed, TRITON_OPS.pack_experts(tensors), x.clone(), None, 1e-5)[0]
+    expected = reference_moe.moe(routed, reference_moe.pack_experts(tensors), x.clone())
     check(found - x, expected - x, dtype)
     if DEVICE == "cuda":  # the interpreter runs one program after the other: nothing to find out there
-        again = TRITON_OPS.moe(normed, ids, gates, TRITON_OPS.pack_experts(tensors), x.clone(), None, 1e-5)[0]
+        again = TRITON_OPS.moe(routed, TRITON_OPS.pack_experts(tensors), x.clone(), None, 1e-5)[0]
         assert torch.equal(found, again)
 
 
@@ -362,13 +375,13 @@ def test_moe_norms_for_the_next_layer(tokens: int, dtype: torch.dtype) -> None:
     torch.manual_seed(tokens)
     ids = CHOICES["any"](tokens, experts).to(DEVICE)
     packed = TRITON_OPS.pack_experts(expert_tensors(experts, hidden, 96, dtype))
-    normed, x = randn(tokens, hidden, seed=5), randn(tokens, hidden, seed=6)
-    gates, norm = torch.softmax(randn(tokens, 4, seed=7), -1), 1 + randn(hidden, seed=8) / 4
-    alone, ahead = TRITON_OPS.moe(normed, ids, gates, packed, x.clone(), None, 1e-5)
+    routed, x = route_to(ids, randn(tokens, hidden, seed=5)), randn(tokens, hidden, seed=6)
+    norm = 1 + randn(hidden, seed=8) / 4
+    alone, ahead = TRITON_OPS.moe(routed, packed, x.clone(), None, 1e-5)
     assert ahead is None
     for other in (torch.float32, torch.bfloat16):
         weights = QkvWeights(norm, TRITON_OPS.pack_linear(randn(32, hidden).to(other), randn(32).to(other)))
-        found, ahead = TRITON_OPS.moe(normed, ids, gates, packed, x.clone(), weights, 1e-5)
+        found, ahead = TRITON_OPS.moe(routed, packed, x.clone(), weights, 1e-5)
         assert torch.equal(found, alone)
         assert (ahead is None) == (tokens <= tuning.SKINNY_TOKENS)
         if ahead is not None:
@@ -412,13 +425,12 @@ def test_streamed_moe(
     packed, theirs = TRITON_OPS.pack_experts(tensors), reference_moe.pack_experts(tensors)
     normed, x = randn(tokens, hidden, seed=5).bfloat16(), randn(tokens, hidden, seed=6)
     assert can_use_gemv(normed, 4 * tokens, packed)
-    gates = torch.softmax(randn(tokens, 4, seed=7), -1)
     for choose in CHOICES.values():
-        ids = choose(tokens, experts).to(DEVICE)
-        found = TRITON_OPS.moe(normed, ids, gates, packed, x.clone(), None, 1e-5)[0]
-        expected = reference_moe.moe(normed.float(), ids, gates, theirs, x.clone())
+        routed = route_to(choose(tokens, experts).to(DEVICE), normed)
+        found = TRITON_OPS.moe(routed, packed, x.clone(), None, 1e-5)[0]
+        expected = reference_moe.moe(routed._replace(normed=normed.float()), theirs, x.clone())
         check(found - x, expected - x, torch.bfloat16)
-        assert torch.equal(found, TRITON_OPS.moe(normed, ids, gates, packed, x.clone(), None, 1e-5)[0])
+        assert torch.equal(found, TRITON_OPS.moe(routed, packed, x.clone(), None, 1e-5)[0])
 
 
 @triton.jit

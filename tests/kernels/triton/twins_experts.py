@@ -25,7 +25,7 @@ from chorale.kernels.triton.moe.packing import Experts, Owned, pack_experts
 from chorale.kernels.triton.moe.sort import sort_pairs
 from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.parallel.shares import cut
-from tests.kernels.triton.twins import DEVICE, DTYPES, NAMES, expert_tensors, randn
+from tests.kernels.triton.twins import DEVICE, DTYPES, NAMES, expert_tensors, randn, route_to
 from tests.kernels.triton.twins import check as check_close
 from tests.kernels.triton.twins_large import HOPPER, listed, places
 
@@ -146,22 +146,21 @@ def test_a_rank_adds_its_experts(tokens: int, route: str, dtype: torch.dtype) ->
 
 
 def check_ranks(ids: torch.Tensor, tensors: ExpertTensors, ranks: int, dtype: torch.dtype) -> None:
-    tokens, top_k, hidden = *ids.shape, tensors.down_bias.shape[1]
-    normed = randn(tokens, hidden, seed=5).to(dtype)
-    gates = torch.softmax(randn(tokens, top_k, seed=7), -1)
-    total = torch.zeros(tokens, hidden, device=DEVICE)
+    total = torch.zeros(len(ids), tensors.down_bias.shape[1], device=DEVICE)
+    routed = route_to(ids, randn(*total.shape, seed=5).to(dtype))
+    wide = routed._replace(normed=routed.normed.float())
     for own in cut(EXPERTS, ranks, 1, "experts"):
         packed, part = of_rank(tensors, own)
-        found = TRITON_OPS.moe(normed, ids, gates, packed, torch.zeros_like(total), None, 1e-5)[0]
-        theirs, wide = reference_moe.pack_experts(part), normed.float()
-        expected = reference_moe.moe(wide, local_of(ids, own), gates, theirs, torch.zeros_like(total))
+        found = TRITON_OPS.moe(routed, packed, torch.zeros_like(total), None, 1e-5)[0]
+        local = wide._replace(expert_ids=local_of(ids, own))
+        expected = reference_moe.moe(local, reference_moe.pack_experts(part), torch.zeros_like(total))
         is_without = (local_of(ids, own) == len(own)).all(1)
         assert bool((found[is_without] == 0).all())
         assert bool((expected[~is_without].norm(dim=1) > 0).all())
         check_close(found, expected, dtype)
         total += found
     alone = reference_moe.pack_experts(tensors)
-    check_close(total, reference_moe.moe(normed.float(), ids, gates, alone, torch.zeros_like(total)), dtype)
+    check_close(total, reference_moe.moe(wide, alone, torch.zeros_like(total)), dtype)
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="their loop is PTX: see test_gemv_ptx.py")

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from chorale.kernels import mxfp4
-from chorale.kernels.ops import ExpertTensors
+from chorale.kernels.ops import ExpertTensors, Routed
 from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.moe import grouped, tiles
 from chorale.kernels.triton.moe.combine import combine
 from chorale.kernels.triton.moe.packing import Experts, fragment_columns, pack_experts
-from tests.kernels.triton.twins import CHOICES, DEVICE, check, check_norm, expert_tensors, randn
+from tests.kernels.triton.twins import CHOICES, DEVICE, check, check_norm, expert_tensors, randn, route_to
 
 HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 
@@ -249,13 +249,11 @@ def test_gathering_with_a_fixed_scale_saturates() -> None:
         assert bool((found[last : first + size(last - first, tile)].float() == 0).all())
 
 
-def added(
-    normed: torch.Tensor, ids: torch.Tensor, gates: torch.Tensor, experts: Experts, x: torch.Tensor
-) -> torch.Tensor:
+def added(routed: Routed, experts: Experts, x: torch.Tensor) -> torch.Tensor:
     """The new x, the same with the next layer's norm and without."""
     alone, found, norm = x.clone(), x.clone(), Norm(torch.ones_like(x[0]), 1e-5, torch.bfloat16)
-    assert grouped.grouped_moe(normed, ids, gates, experts, alone) is None
-    ahead = grouped.grouped_moe(normed, ids, gates, experts, found, norm)
+    assert grouped.grouped_moe(routed, experts, alone) is None
+    ahead = grouped.grouped_moe(routed, experts, found, norm)
     assert ahead is not None
     check_norm(ahead, found, norm)
     assert torch.equal(alone, found)
@@ -268,9 +266,7 @@ def grouped_columns(width: int) -> torch.Tensor:
     return place // 64 * 64 + place // 4 % 4 * 16 + place % 64 // 16 * 4 + place % 4
 
 
-def fp8_layer(
-    normed: torch.Tensor, ids: torch.Tensor, gates: torch.Tensor, tensors: ExpertTensors
-) -> torch.Tensor:
+def fp8_layer(routed: Routed, tensors: ExpertTensors) -> torch.Tensor:
     """The layer in float32 but for the inputs of its products, rounded to e4m3."""
 
     def rounded(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:
@@ -280,6 +276,7 @@ def fp8_layer(
     assert tensors.gate_up_scales is not None
     assert tensors.down_blocks is not None
     assert tensors.down_scales is not None
+    normed, ids, gates = routed
     x, limit = normed.float(), tensors.swiglu_limit
     x = rounded(x, tensors.gate_up_input_scale or x.abs().amax(1, keepdim=True) / 448)
     inner_scale = tensors.down_input_scale or limit * (limit + 1) / 448
@@ -330,13 +327,12 @@ def test_grouped_moe(
     ids = CHOICES[choose](tokens, experts).to(DEVICE)
     tensors = expert_tensors(experts, hidden, inter, torch.bfloat16)
     packed = pack_experts(tensors)
-    normed, x = randn(tokens, hidden, seed=5).bfloat16(), randn(tokens, hidden, seed=6)
-    gates = torch.softmax(randn(tokens, 4, seed=7), -1)
+    routed, x = route_to(ids, randn(tokens, hidden, seed=5).bfloat16()), randn(tokens, hidden, seed=6)
     monkeypatch.setattr(tuning, "grouped", lambda *_, fp8: tuning.GroupedTile(*shape))
-    found = added(normed, ids, gates, packed, x)
-    expected = reference_moe.moe(normed, ids, gates, reference_moe.pack_experts(tensors), x.clone())
+    found = added(routed, packed, x)
+    expected = reference_moe.moe(routed, reference_moe.pack_experts(tensors), x.clone())
     check(found - x, expected - x, torch.bfloat16)
-    assert torch.equal(found, added(normed, ids, gates, packed, x))
+    assert torch.equal(found, added(routed, packed, x))
 
 
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
@@ -368,13 +364,12 @@ def test_grouped_moe_in_fp8(
     tensors = expert_tensors(experts, hidden, inter, torch.bfloat16)
     tensors = dataclasses.replace(tensors, gate_up_input_scale=scales[0], down_input_scale=scales[1])
     packed = pack_experts(dataclasses.replace(tensors, fp8_activations=True))
-    normed, x = randn(tokens, hidden, seed=5).bfloat16(), randn(tokens, hidden, seed=6)
-    gates = torch.softmax(randn(tokens, 4, seed=7), -1)
+    routed, x = route_to(ids, randn(tokens, hidden, seed=5).bfloat16()), randn(tokens, hidden, seed=6)
     monkeypatch.setattr(tuning, "grouped", lambda *_, fp8: tuning.GroupedTile(*shape))
-    found = added(normed, ids, gates, packed, x)
-    check(found - x, fp8_layer(normed, ids, gates, tensors), torch.bfloat16)
+    found = added(routed, packed, x)
+    check(found - x, fp8_layer(routed, tensors), torch.bfloat16)
     for _ in range(5):
-        assert torch.equal(found, added(normed, ids, gates, packed, x))
+        assert torch.equal(found, added(routed, packed, x))
 
 
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
@@ -402,16 +397,15 @@ def test_every_kind_of_tile(
     tensors = expert_tensors(len(counts), hidden, inter, torch.bfloat16)
     packed = pack_experts(dataclasses.replace(tensors, fp8_activations=fp8))
     normed, x = randn(len(ids), hidden, seed=5).bfloat16(), torch.zeros(len(ids), hidden, device=DEVICE)
-    gates = torch.ones(len(ids), 1, device=DEVICE)
+    routed = Routed(normed, ids, torch.ones(len(ids), 1, device=DEVICE))
     monkeypatch.setattr(tuning, "grouped", lambda *_, fp8: tile)
-    found = added(normed, ids, gates, packed, x)
+    found = added(routed, packed, x)
     if fp8:
-        expected = fp8_layer(normed, ids, gates, tensors)
+        expected = fp8_layer(routed, tensors)
     else:
-        theirs = reference_moe.pack_experts(tensors)
-        expected = reference_moe.moe(normed, ids, gates, theirs, x.clone())
+        expected = reference_moe.moe(routed, reference_moe.pack_experts(tensors), x.clone())
     check(found, expected, torch.bfloat16)
     rows = (found - expected).norm(dim=1) / expected.norm(dim=1)
     assert float(rows.max()) < 0.1, (int(rows.argmax()), ids[rows.argmax()])
     for _ in range(5):
-        assert torch.equal(found, added(normed, ids, gates, packed, x))
+        assert torch.equal(found, added(routed, packed, x))

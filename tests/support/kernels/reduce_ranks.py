@@ -21,7 +21,7 @@ import torch
 
 from chorale.errors import EngineError
 from chorale.kernels import mxfp4
-from chorale.kernels.ops import ExpertTensors, QkvWeights, RouterWeights
+from chorale.kernels.ops import ExpertTensors, QkvWeights, Routed, RouterWeights
 from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.reference import ops as reference_ops
 from chorale.kernels.reference import reduce as reference
@@ -151,7 +151,7 @@ def routed(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
         x, parts, added = rank.inputs(tokens)
         before = x.clone()
         total = rank.reducer.add_norm(parts[rank.rank], rank.bias(added, rank.rank), x, None).x
-        _, normed, ids, gates = route(total, given, EPS)
+        _, (normed, ids, gates) = route(total, given, EPS)
         rank.reducer.check()
         summed, expected = reference.add_norm(rank.sent(parts, added, tokens), before, rank.norm, EPS)
         top = torch.topk(plain(expected), 4, dim=-1)
@@ -237,23 +237,20 @@ def ops_of_the_model(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
     qkv = QkvWeights(rank.randn(H), pack_linear(rank.randn(H, H), None))
     for tokens, is_last in ((1, False), (4, True), (TOKENS, False), (TOKENS, True)):
         x, attended = rank.randn(tokens, H), rank.randn(tokens, ATTENDED)
-        expected = reference_ops.project_and_route(
+        total, expected = reference_ops.project_and_route(
             attended, reference_ops.pack_linear(weight, bias), x.clone(), plain, EPS
         )
-        mine, normed, ids, gates = reduce_ops.project_and_route(
+        mine, routed = reduce_ops.project_and_route(
             rank.reducer, attended[:, own].contiguous(), linear, x, given, EPS
         )
-        assert torch.equal(ids, expected[2])
-        torch.testing.assert_close(gates, expected[3], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(normed, expected[1], rtol=1e-4, atol=1e-5)
-        found.append(digest(normed, ids, gates))
+        assert torch.equal(routed.expert_ids, expected.expert_ids)
+        torch.testing.assert_close(routed.gates, expected.gates, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(routed.normed, expected.normed, rtol=1e-4, atol=1e-5)
+        found.append(digest(*routed))
         memory.barrier()  # the next call overwrites what the digest reads
-        total = expected[0]
         for some in tensors:
-            total = reference_moe.moe(*expected[1:], reference_moe.pack_experts(some), total)
-        summed, following = reduce_ops.moe(
-            rank.reducer, normed, ids, gates, experts, mine, None if is_last else qkv, EPS
-        )
+            total = reference_moe.moe(expected, reference_moe.pack_experts(some), total)
+        summed, following = reduce_ops.moe(rank.reducer, routed, experts, mine, None if is_last else qkv, EPS)
         rank.reducer.check()
         rows = slice(None)
         if tokens == TOKENS and not is_last:
@@ -320,9 +317,9 @@ def moe_of_whole_experts(memory: PeerMemory, rank: Rank) -> list[Digest]:
     for tokens in (1, 4, TOKENS):
         x, normed = rank.randn(tokens, H), rank.randn(tokens, H)
         ids = torch.stack([torch.randperm(EXPERTS, generator=rank.generator)[:4] for _ in range(tokens)])
-        gates = torch.softmax(rank.randn(tokens, 4), -1)
-        total = reference_moe.moe(normed, ids, gates, reference_moe.pack_experts(tensors), x.clone())
-        summed, _ = reduce_ops.moe(rank.reducer, normed, ids, gates, experts, x, None, EPS)
+        routed = Routed(normed, ids, torch.softmax(rank.randn(tokens, 4), -1))
+        total = reference_moe.moe(routed, reference_moe.pack_experts(tensors), x.clone())
+        summed, _ = reduce_ops.moe(rank.reducer, routed, experts, x, None, EPS)
         rank.reducer.check()
         torch.testing.assert_close(summed, total, rtol=1e-4, atol=1e-4)
         found.append(digest(summed))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from chorale.kernels.adapters import EXPERTS, HEADS, WHOLE, LoraOps
-from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
+from chorale.kernels.ops import Ops, QkvWeights, Routed, RouterWeights
 from chorale.kernels.triton.attention.plan import AttentionPlan
 from chorale.kernels.triton.dense.linear import Linear
 from chorale.kernels.triton.dense.norm import rms_norm
@@ -91,26 +91,21 @@ def project_and_route(
     eps: float,
     batch: SlotBatch,
     layer: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, Routed]:
     a, b, bias, ranks = batch.adapters.of_layer(OUTPUT, layer)
     part = addend(x)
     expand(shrink(attended, a, ranks, batch.rows), b, bias, ranks[0], batch.rows, part)
-    x, normed, ids, gates = base.project_and_route(attended, linear, part, weights, eps)
+    x, routed = base.project_and_route(attended, linear, part, weights, eps)
     if batch.reach >= WHOLE:
-        _route_again(x, weights, eps, ids, gates, batch, layer)
-    return x, normed, ids, gates
+        _route_again(x, weights, eps, routed, batch, layer)
+    return x, routed
 
 
 def _route_again(
-    x: torch.Tensor,
-    weights: RouterWeights,
-    eps: float,
-    ids: torch.Tensor,
-    gates: torch.Tensor,
-    batch: SlotBatch,
-    layer: int,
+    x: torch.Tensor, weights: RouterWeights, eps: float, routed: Routed, batch: SlotBatch, layer: int
 ) -> None:
-    """Change ids and gates [T, K] of tokens whose adapters change the router."""
+    """Change the experts and gates of tokens whose adapters change the router."""
+    _, ids, gates = routed
     a, b, bias, ranks = batch.adapters.of_layer(ROUTER, layer)
     normed = rms_norm(x, weights.norm, eps, torch.float32)  # not rounded: a logit may choose another expert
     logits = product(normed, Linear(weights.linear.weight, weights.linear.bias), torch.float32)
@@ -125,9 +120,7 @@ def moe(
     base: Ops,
     invariant: bool,
     addend: Callable[[torch.Tensor], torch.Tensor],
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
+    routed: Routed,
     experts: Experts,
     x: torch.Tensor,
     next_qkv: QkvWeights | None,
@@ -138,11 +131,12 @@ def moe(
     plain: Any = base.moe
     added = None
     if batch.reach >= EXPERTS and len(x):
-        is_lone = expert_ids.numel() <= LONE_PAIRS and not invariant
-        pairs = None if is_lone else batch.adapters.pairs_of(batch.slots, expert_ids)
-        added = ExpertAddends(batch, layer, expert_ids, pairs)
-    x, normed_x = plain(normed, expert_ids, gates, experts, addend(x), next_qkv, eps, added=added)
-    return x, normed_x
+        ids = routed.expert_ids
+        is_lone = ids.numel() <= LONE_PAIRS and not invariant
+        pairs = None if is_lone else batch.adapters.pairs_of(batch.slots, ids)
+        added = ExpertAddends(batch, layer, ids, pairs)
+    x, normed = plain(routed, experts, addend(x), next_qkv, eps, added=added)
+    return x, normed
 
 
 @dataclass(frozen=True, slots=True)

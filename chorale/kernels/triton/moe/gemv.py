@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
+from chorale.kernels.ops import Routed
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.launch import dependent, is_nvidia
@@ -116,28 +117,17 @@ def down(
 
 
 def gemv_moe(
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
-    experts: Experts,
-    x: torch.Tensor,
-    norm: Norm | None,
-    added: Addends | None = None,
+    routed: Routed, experts: Experts, x: torch.Tensor, norm: Norm | None, added: Addends | None = None
 ) -> torch.Tensor | None:
     """``moe`` if ``can_use_gemv``: adds to x and returns the normed x if a ``norm`` is given."""
-    parts = gemv_parts(normed, expert_ids, gates, experts, added)
-    return add_parts(parts, x, norm, some_pairs(expert_ids, experts))
+    parts = gemv_parts(routed, experts, added)
+    return add_parts(parts, x, norm, some_pairs(routed.expert_ids, experts))
 
 
-def gemv_parts(
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
-    experts: Experts,
-    added: Addends | None = None,
-) -> torch.Tensor:
+def gemv_parts(routed: Routed, experts: Experts, added: Addends | None = None) -> torch.Tensor:
     """Returns the addends of ``gemv_moe``: [T, parts, H] float32. Those of pairs whose experts are on other
     ranks are not written."""
+    normed, expert_ids, gates = routed
     tokens, hidden = normed.shape
     work = divide_work(expert_ids, experts)
     inner = torch.empty(expert_ids.numel(), experts.intermediate, dtype=experts.dtype, device=normed.device)

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from chorale.kernels.ops import Routed
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.launch import dependent, is_hopper, wait_for_previous
@@ -163,28 +164,17 @@ def can_use_grouped(experts: Experts, hidden: int, num_pairs: int | None, device
 
 
 def grouped_moe(
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
-    experts: Experts,
-    x: torch.Tensor,
-    norm: Norm | None = None,
-    added: Addends | None = None,
+    routed: Routed, experts: Experts, x: torch.Tensor, norm: Norm | None = None, added: Addends | None = None
 ) -> torch.Tensor | None:
     """``moe.moe`` if ``can_use_grouped``: x [T, H] float32 += sum of gate * expert(normed); returns the
     normed x if a ``norm`` is given.
     """
-    parts = grouped_parts(normed, expert_ids, gates, experts, x.shape[1], added)
+    parts = grouped_parts(routed, experts, x.shape[1], added)
     return combine(*parts, x, norm, some=experts.owned is not None)
 
 
 def grouped_parts(
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
-    experts: Experts,
-    hidden: int,
-    added: Addends | None = None,
+    routed: Routed, experts: Experts, hidden: int, added: Addends | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns the inputs of ``combine``: down's results [rows, hidden] by expert, each pair's row, gates.
 
@@ -193,6 +183,7 @@ def grouped_parts(
     """
     from chorale.kernels.triton.moe.hopper_kernel import down, gate_up
 
+    normed, expert_ids, gates = routed
     fp8 = experts.down_largest is not None
     tile = tuning.grouped(expert_ids.numel() / experts.total, experts.total, fp8=fp8)
     permuted = permute_pairs(expert_ids, experts.num_experts, tile, experts.first)

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.ops import QkvWeights
+from chorale.kernels.ops import QkvWeights, Routed
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.launch import is_nvidia
@@ -192,9 +192,7 @@ def _down_kernel(
 
 
 def moe(
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
+    routed: Routed,
     experts: Experts,
     x: torch.Tensor,
     next_qkv: QkvWeights | None,
@@ -215,18 +213,17 @@ def moe(
     norm = None
     if next_qkv is not None and (invariant or tokens > tuning.SKINNY_TOKENS):
         norm = Norm(next_qkv.norm, eps, next_qkv.linear.weight.dtype)
-    form = form_of(normed, expert_ids.numel(), experts, hidden, invariant=invariant)
+    form = form_of(routed, experts, hidden, invariant=invariant)
     if form == "tiles":
-        return x, _moe_of_tiles(normed, expert_ids, gates, experts, x, norm, invariant, added)
-    return x, {"grouped": grouped_moe, "streamed": gemv_moe}[form](
-        normed, expert_ids, gates, experts, x, norm, added
-    )
+        return x, _moe_of_tiles(routed, experts, x, norm, invariant, added)
+    return x, {"grouped": grouped_moe, "streamed": gemv_moe}[form](routed, experts, x, norm, added)
 
 
 def form_of(
-    normed: torch.Tensor, num_pairs: int, experts: Experts, hidden: int, *, invariant: bool = False
+    routed: Routed, experts: Experts, hidden: int, *, invariant: bool = False
 ) -> Literal["grouped", "streamed", "tiles"]:
-    """Returns the form for ``num_pairs`` pairs. All tiles of "grouped" give the same bits."""
+    """Returns the form for the pairs. All tiles of "grouped" give the same bits."""
+    normed, num_pairs = routed.normed, routed.expert_ids.numel()
     if invariant:
         return "grouped" if can_use_grouped(experts, hidden, None, normed.device) else "tiles"
     is_direct = normed.shape[0] <= tuning.DIRECT_TOKENS
@@ -236,9 +233,7 @@ def form_of(
 
 
 def _moe_of_tiles(
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
+    routed: Routed,
     experts: Experts,
     x: torch.Tensor,
     norm: Norm | None,
@@ -246,6 +241,7 @@ def _moe_of_tiles(
     added: Addends | None,
 ) -> torch.Tensor | None:
     """The form in which a program takes at most 64 pairs of one expert; for any device and dtype."""
+    normed, expert_ids, gates = routed
     hidden = x.shape[1]
     (tokens, top_k), num_pairs = expert_ids.shape, expert_ids.numel()
     alone = num_pairs <= tuning.LONE_PAIRS and not invariant

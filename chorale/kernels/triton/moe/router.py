@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.ops import RouterWeights
+from chorale.kernels.ops import Routed, RouterWeights
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import Linear, float32_product, product, project_add
 from chorale.kernels.triton.dense.norm import add_norm, in_fours
@@ -272,11 +272,9 @@ def _choose_kernel(
 
 def project_and_route(
     attended: torch.Tensor, linear: Linear, x: torch.Tensor, weights: RouterWeights, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """attended [T, Nq * D], x [T, H] float32 -> (new x, normed [T, H], expert_ids [T, K] int64, gates).
-
-    gates [T, K] float32. ``normed`` is rounded to ``weights.dtype``, the type of the experts' products. May
-    overwrite x.
+) -> tuple[torch.Tensor, Routed]:
+    """attended [T, Nq * D], x [T, H] float32 -> (new x, its norm and experts). The norm is rounded to
+    ``weights.dtype``, the type of the experts' products. May overwrite x.
     """
     tokens = x.shape[0]
     is_few = tokens * weights.linear.weight.shape[0] <= tuning.FEW_LOGITS
@@ -295,15 +293,14 @@ def route(
     eps: float,
     added: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, Routed]:
     """``project_and_route`` for the sum of x, added [S, T, H] and bias [H], or for a complete x."""
-    tokens, top_k, dtype = x.shape[0], weights.top_k, weights.dtype or torch.float32
-    ids = torch.empty(tokens, top_k, dtype=torch.int64, device=x.device)
-    gates = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
+    tokens, dtype = x.shape[0], weights.dtype or torch.float32
+    ids, gates = choices(x, tokens, weights.top_k)
     if tokens == 0:
-        return x, x.to(dtype), ids, gates
+        return x, Routed(x.to(dtype), ids, gates)
     if tokens * weights.linear.weight.shape[0] <= tuning.FEW_LOGITS:
-        return *_route_few(x, None if added is None else added[0], weights, eps, ids, gates), ids, gates
+        return _route_few(x, None if added is None else added[0], weights, eps, ids, gates)
     in_halves = weights.linear.halves is not None
     in_halves &= tokens >= tuning.route_in_halves_from(weights.linear.weight.shape[0])
     added = x.new_empty(0, *x.shape) if added is None else added
@@ -312,7 +309,13 @@ def route(
         route_many(x, weights, eps, ids, gates)
     else:
         route_halves(normed, low, weights, ids, gates)
-    return x, normed, ids, gates
+    return x, Routed(normed, ids, gates)
+
+
+def choices(x: torch.Tensor, rows: int, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate memory for chosen experts and gates."""
+    ids = torch.empty(rows, top_k, dtype=torch.int64, device=x.device)
+    return ids, torch.empty(rows, top_k, dtype=torch.float32, device=x.device)
 
 
 def projected(attended: torch.Tensor, linear: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -329,8 +332,8 @@ def _route_few(
     eps: float,
     ids: torch.Tensor,
     gates: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Route few tokens. Returns (x + y, normed x + y); y [T, H]."""
+) -> tuple[torch.Tensor, Routed]:
+    """Route few tokens. Returns x + y [T, H], and its norm and experts."""
     linear, (tokens, hidden) = weights.linear, x.shape
     num_experts = linear.weight.shape[0]
     each = tuning.experts_each(tokens, num_experts)
@@ -343,7 +346,7 @@ def _route_few(
         EXPERTS=triton.next_power_of_2(num_experts), EACH=each, ADD=y is not None,
         BLOCK=triton.next_power_of_2(hidden), num_warps=8, **dependent(x),
     )  # fmt: skip
-    return total, normed
+    return total, Routed(normed, ids, gates)
 
 
 def route_many(

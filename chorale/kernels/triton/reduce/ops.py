@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from chorale.kernels.ops import QkvWeights, RouterWeights
+from chorale.kernels.ops import QkvWeights, Routed, RouterWeights
 from chorale.kernels.reference.shared_ops import embedded_part
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import Linear, project_row
@@ -20,7 +20,7 @@ from chorale.kernels.triton.moe.gemv import gemv_parts
 from chorale.kernels.triton.moe.grouped import grouped_parts
 from chorale.kernels.triton.moe.moe import form_of
 from chorale.kernels.triton.moe.packing import Experts
-from chorale.kernels.triton.moe.router import projected, route, route_halves, route_many
+from chorale.kernels.triton.moe.router import choices, projected, route, route_halves, route_many
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
 from chorale.parallel.rank import Rank
 
@@ -41,7 +41,7 @@ def project_and_route(
     x: torch.Tensor,
     weights: RouterWeights,
     eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, Routed]:
     """``Ops.project_and_route`` for one rank's heads; only one rank's ``linear`` has a bias."""
     tokens, top_k, dtype = x.shape[0], weights.top_k, weights.dtype or torch.float32
     if tokens == 1:
@@ -53,33 +53,25 @@ def project_and_route(
         total = reducer.add_norm(parts, bias, x, None).x
         return route(total, weights, eps)
     if tokens == 0:
-        return x, x.to(dtype), *_choices(x, 0, top_k)
+        return x, Routed(x.to(dtype), *choices(x, 0, top_k))
     norm = Norm(weights.norm, eps, dtype)
     in_halves = weights.linear.halves is not None and reducer.can_share_choices(tokens, top_k)
     reduced = reducer.add_norm(parts, bias, x, norm, low=in_halves, whole=not in_halves)
     assert reduced.normed is not None
     if reduced.low is None:  # every rank has all of x
-        ids, gates = _choices(x, tokens, top_k)
+        ids, gates = choices(x, tokens, top_k)
         route_many(reduced.x, weights, eps, ids, gates)
     else:
         own = reducer.own_rows(tokens)
-        ids, gates = _choices(x, len(own), top_k)
+        ids, gates = choices(x, len(own), top_k)
         route_halves(reduced.normed[own.start : own.stop], reduced.low, weights, ids, gates)
         ids, gates = reducer.share_choices(ids, gates, tokens)
-    return x, reduced.normed, ids, gates
-
-
-def _choices(x: torch.Tensor, rows: int, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate memory for chosen experts and gates."""
-    ids = torch.empty(rows, top_k, dtype=torch.int64, device=x.device)
-    return ids, torch.empty(rows, top_k, dtype=torch.float32, device=x.device)
+    return x, Routed(reduced.normed, ids, gates)
 
 
 def moe(
     reducer: SymmetricReducer,
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
+    routed: Routed,
     experts: Experts,
     x: torch.Tensor,
     next_qkv: QkvWeights | None,
@@ -92,26 +84,21 @@ def moe(
     norm = None
     if next_qkv is not None and (tokens > tuning.SKINNY_TOKENS or not reducer.is_one_shot(tokens)):
         norm = Norm(next_qkv.norm, eps, next_qkv.linear.weight.dtype)
-    parts, some = _expert_parts(reducer, normed, expert_ids, gates, experts, x)
+    parts, some = _expert_parts(reducer, routed, experts, x)
     reduced = reducer.add_norm(parts, None, x, norm, whole=next_qkv is None, some=some)
     return reduced.x if next_qkv is None else x, reduced.normed
 
 
 def _expert_parts(
-    reducer: SymmetricReducer,
-    normed: torch.Tensor,
-    expert_ids: torch.Tensor,
-    gates: torch.Tensor,
-    experts: Experts,
-    x: torch.Tensor,
+    reducer: SymmetricReducer, routed: Routed, experts: Experts, x: torch.Tensor
 ) -> tuple[torch.Tensor, SomePairs | None]:
     """Return [S, T, H], whose sum over S is this rank's part; and the pairs that have parts, if not all
     do."""
-    form, some = form_of(normed, expert_ids.numel(), experts, x.shape[1]), some_pairs(expert_ids, experts)
+    form, some = form_of(routed, experts, x.shape[1]), some_pairs(routed.expert_ids, experts)
     if form == "streamed" and (some is None or reducer.is_one_shot(len(x))):
-        return gemv_parts(normed, expert_ids, gates, experts).transpose(0, 1), some
+        return gemv_parts(routed, experts).transpose(0, 1), some
     if form == "grouped":  # already in bfloat16, the type that ranks send
-        parts = grouped_parts(normed, expert_ids, gates, experts, x.shape[1])
+        parts = grouped_parts(routed, experts, x.shape[1])
         return combined(*parts, some=some is not None).unsqueeze(0), None
-    total, _ = experts_of_one_rank.moe(normed, expert_ids, gates, experts, torch.zeros_like(x), None, 0.0)
+    total, _ = experts_of_one_rank.moe(routed, experts, torch.zeros_like(x), None, 0.0)
     return total.unsqueeze(0), None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from chorale.kernels.ops import AttentionShape, ForwardBatch, Ops
+from chorale.kernels.ops import AttentionShape, ForwardBatch, Ops, Routed
 from chorale.kernels.reference.ops import rms_norm
 from chorale.measure.selfcheck.check import Failed, Found
 from chorale.measure.selfcheck.device.machine import Machine
@@ -147,32 +147,32 @@ class _Pair:
         nothing = torch.zeros_like(attended)
         rows = small(x, eps) - linear[1](nothing.float())
         for what, given, added in ((_SMALL, rows, nothing), ("", x, attended)):
-            found, normed, ids, gates = self._own.project_and_route(added, linear[0], given.clone(), own, eps)
+            found, routed = self._own.project_and_route(added, linear[0], given.clone(), own, eps)
             right = rms_norm(found, weights.norm, eps)
-            self.compare("project_and_route: norm", normed, right, self._limit, what)
+            self.compare("project_and_route: norm", routed.normed, right, self._limit, what)
         self.compare("project_and_route: x", found - x, linear[1](attended.float()), self._product_limit)
-        logits = exact.linear(right)
+        logits, ids = exact.linear(right), routed.expert_ids
         chosen = logits.gather(1, ids)
         # 0 if the experts with the largest logits were chosen, each once.
         short = float((logits.topk(weights.top_k, -1).values[:, -1:] - chosen).clamp(min=0).max())
         if ids.shape[1] != weights.top_k or bool((ids.sort(-1).values.diff(dim=-1) == 0).any()):
             short = math.inf
         self._note("project_and_route: choice", short, _TIE * max(1.0, float(logits.abs().max())))
-        self.compare("project_and_route: gates", gates, torch.softmax(chosen, -1), 5 * _TIE)
+        self.compare("project_and_route: gates", routed.gates, torch.softmax(chosen, -1), 5 * _TIE)
         return self._exact.project_and_route(attended.float(), linear[1], x, exact, eps)
 
-    def _moe(self, normed: Any, ids: Any, gates: Any, experts: Any, x: Any, _: Any, eps: float) -> Any:
+    def _moe(self, routed: Routed, experts: Any, x: Any, _: Any, eps: float) -> Any:
+        normed, ids, gates = routed
         following, even = self._following, _even_choice(ids, self.num_experts)
         for what, chosen, some, given in (
             (_SMALL, ids, torch.zeros_like(gates), small(x, eps)),
             (", experts chosen evenly", even, gates, x),
             ("", ids, gates, x),
         ):
-            rounded = normed.to(self._dtype)
-            exact, _ = self._exact.moe(
-                rounded.float(), chosen, some, experts[1], torch.zeros_like(x), None, eps
-            )
-            found, ahead = self._own.moe(rounded, chosen, some, experts[0], given.clone(), following, eps)
+            own = Routed(normed.to(self._dtype), chosen, some)
+            theirs = own._replace(normed=own.normed.float())
+            exact, _ = self._exact.moe(theirs, experts[1], torch.zeros_like(x), None, eps)
+            found, ahead = self._own.moe(own, experts[0], given.clone(), following, eps)
             if what != _SMALL:
                 self.compare("moe", found - x, exact, self._expert_limit, what)
             if ahead is not None:

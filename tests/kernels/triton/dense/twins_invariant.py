@@ -119,12 +119,12 @@ def test_bits_of_a_layer() -> None:
         plan = OPS.plan_attention(meta_of_tokens(len(some), index), SHAPE, 64)
         x = stream[index]
         q = OPS.qkv_rope_cache(x, None, qkv, EPS, rope[index], plan, 0, kv)
-        x, normed, ids, gates = OPS.project_and_route(attended[index], output, x, router, EPS)
-        x, ahead = OPS.moe(normed, ids, gates, experts, x, qkv, EPS)
+        x, routed = OPS.project_and_route(attended[index], output, x, router, EPS)
+        x, ahead = OPS.moe(routed, experts, x, qkv, EPS)
         assert ahead is not None
         logits = OPS.lm_head(x, torch.arange(len(some), device=DEVICE), norm, head, EPS)
         cells = kv[0].permute(2, 0, 1, 3)[index]
-        return [q, normed, ids, gates, x.clone(), ahead, logits, cells]
+        return [q, *routed, x.clone(), ahead, logits, cells]
 
     whole = run(list(range(tokens)))
     for some in ([0], [32], [5, 30], [1, 2, 3, 7, 8, 20, 31]):

@@ -32,7 +32,7 @@ from chorale.model.lora.share import part_of_rank
 from chorale.parallel.communicator import Silent
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import Share, make_shares
-from tests.kernels.triton.twins import DEVICE, check, each_dtype, expert_tensors, meta_of, randn
+from tests.kernels.triton.twins import DEVICE, check, each_dtype, expert_tensors, meta_of, randn, route_to
 
 HIDDEN, DIM, EXPERTS, INTER, VOCAB = 160, 16, 7, 96, 100
 QUERY, KEY = 6 * DIM, 2 * DIM
@@ -169,11 +169,11 @@ def test_output_and_router(tokens: int, dtype: torch.dtype) -> None:
         weights = RouterWeights(1 + randn(HIDDEN, seed=1) / 4, ops.pack_router(*router, dtype), 4, dtype)
         linear = ops.pack_linear(weight, bias)
         results.append(lora.project_and_route(attended, linear, x.clone(), weights, 1e-5, batch, 0))
-    found, expected = results
-    check(found[0], expected[0], dtype)
+    (found, ours), (expected, theirs) = results
+    check(found, expected, dtype)
     if dtype == torch.float32:  # a rounded logit may choose another expert
-        assert torch.equal(found[2], expected[2])
-        check(found[3], expected[3], dtype)
+        assert torch.equal(ours.expert_ids, theirs.expert_ids)
+        check(ours.gates, theirs.gates, dtype)
 
 
 @each_dtype
@@ -184,12 +184,12 @@ def test_experts(tokens: int, lone: int, dtype: torch.dtype, monkeypatch: pytest
     torch.manual_seed(tokens)
     ids = torch.stack([torch.randperm(EXPERTS)[:4] for _ in range(tokens)]).to(DEVICE)
     tensors = replace(expert_tensors(EXPERTS, HIDDEN, INTER, dtype), swiglu_limit=7.0)
-    normed, x = randn(tokens, HIDDEN, seed=5).to(dtype), randn(tokens, HIDDEN, seed=6)
-    gates, results = torch.softmax(randn(tokens, 4, seed=7), -1), []
+    routed, x = route_to(ids, randn(tokens, HIDDEN, seed=5).to(dtype)), randn(tokens, HIDDEN, seed=6)
+    results = []
     for lora, ops, batch in zip(both(), BOTH, batches(tokens, dtype), strict=True):
         packed = ops.pack_experts(tensors)
-        results.append(lora.moe(normed, ids, gates, packed, x.clone(), None, 1e-5, batch, 0)[0])
-    plain = TRITON_OPS.moe(normed, ids, gates, TRITON_OPS.pack_experts(tensors), x.clone(), None, 1e-5)[0]
+        results.append(lora.moe(routed, packed, x.clone(), None, 1e-5, batch, 0)[0])
+    plain = TRITON_OPS.moe(routed, TRITON_OPS.pack_experts(tensors), x.clone(), None, 1e-5)[0]
     check(results[0] - x, results[1] - x, dtype)
     assert torch.equal(results[0][plain_rows(tokens)], plain[plain_rows(tokens)])
 
@@ -231,9 +231,9 @@ def test_ranks_have_the_sums_of_one(tokens: int, dtype: torch.dtype) -> None:
     weight, bias = (randn(HIDDEN, QUERY, seed=4) / 9).to(dtype), randn(HIDDEN, seed=5).to(dtype)
     attended, x = randn(tokens, QUERY, seed=6).to(dtype), randn(tokens, HIDDEN, seed=7)
     router = (randn(EXPERTS, HIDDEN, seed=8) / HIDDEN**0.5, randn(EXPERTS, seed=9))
-    tensors, normed = expert_tensors(EXPERTS, HIDDEN, INTER, dtype), randn(tokens, HIDDEN, seed=5).to(dtype)
+    tensors = expert_tensors(EXPERTS, HIDDEN, INTER, dtype)
     ids = torch.stack([torch.randperm(EXPERTS)[:4] for _ in range(tokens)]).to(DEVICE)
-    gates = torch.softmax(randn(tokens, 4, seed=7), -1)
+    routed = route_to(ids, randn(tokens, HIDDEN, seed=5).to(dtype))
 
     def results(ops: Ops, batch: SlotBatch | AdapterBatch, share: Share | None) -> list[torch.Tensor]:
         own, cut, some, is_first = weight, tensors, attended, share is None or share.is_first
@@ -244,9 +244,9 @@ def test_ranks_have_the_sums_of_one(tokens: int, dtype: torch.dtype) -> None:
         linear = ops.pack_linear(own, bias if is_first else None)
         cut = cut if is_first else replace(cut, down_bias=torch.zeros_like(cut.down_bias))
         assert ops.lora is not None
-        new, _, found, _ = ops.lora.project_and_route(some, linear, x.clone(), weights, 1e-5, batch, 0)
-        packed = ops.pack_experts(cut)
-        return [new, ops.lora.moe(normed, ids, gates, packed, x.clone(), None, 1e-5, batch, 0)[0], found]
+        new, found = ops.lora.project_and_route(some, linear, x.clone(), weights, 1e-5, batch, 0)
+        summed = ops.lora.moe(routed, ops.pack_experts(cut), x.clone(), None, 1e-5, batch, 0)[0]
+        return [new, summed, found.expert_ids]
 
     sums: list[torch.Tensor] = []
     for share in make_shares(MODEL, 2)[::-1]:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from chorale.kernels.ops import Routed
+
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
@@ -27,8 +29,8 @@ def forms(monkeypatch: pytest.MonkeyPatch, num_experts: int, fp8: bool, hopper: 
     )
     found = {}
     for tokens in (*range(1, 1100), 2048, 8192, 16384):
-        normed: Any = SimpleNamespace(shape=(tokens, 2880), device=torch.device("cpu"))
-        found[tokens] = moe.form_of(normed, 4 * tokens, experts, 2880)
+        normed, chosen = (torch.empty(tokens, width, device="meta") for width in (2880, 4))
+        found[tokens] = moe.form_of(Routed(normed, chosen, chosen), experts, 2880)
     return found
 
 
