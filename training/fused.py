@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
-from chorale.kernels.ops import AttentionMeta, AttentionShape, Ops, QkvWeights, Routed
+from chorale.kernels.ops import AttentionMeta, AttentionShape, LayerCache, Ops, QkvWeights, Routed
 from training import ops as plain
 
 
@@ -56,20 +56,14 @@ class FusedOps:
         return plain.Plan(rows, seq_len, (made[0], made[1]), shape)
 
     def qkv(
-        self,
-        x: torch.Tensor,
-        normed: None,
-        weights: QkvWeights,
-        eps: float,
-        rope: torch.Tensor,
-        plan: Any,
-        group: int,
-        kv: Any,
+        self, x: torch.Tensor, normed: None, weights: QkvWeights, eps: float, cache: LayerCache
     ) -> torch.Tensor:
-        q, kv.k, kv.v = self.project(x, weights, eps, rope, plan.shape)
+        kv: Any = cache.kv
+        q, kv.k, kv.v = self.project(x, weights, eps, cache.rope, cache.plan.shape)
         return q
 
-    def attention(self, q: torch.Tensor, kv: Any, sinks: torch.Tensor, plan: Any, group: int) -> torch.Tensor:
+    def attention(self, q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+        plan, group, kv = cache.plan, cache.group, cache.kv
         size = (plan.num_sequences, plan.seq_len)
         q, k, v = (t.unflatten(0, size) for t in (q, kv.k, kv.v))
         return self.attend(q, k, v, sinks, plan.masks[group]).flatten(0, 1)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from chorale.harmony.vocab import CALL, ENDOFTEXT, RETURN, VOCAB_SIZE
-from chorale.kernels.ops import AttentionMeta, AttentionShape, ForwardBatch, QkvWeights
+from chorale.kernels.ops import AttentionMeta, AttentionShape, ForwardBatch, LayerCache, QkvWeights
 from chorale.model.gpt_oss import GptOss
 from training.net import DemoNet
 from training.ops import TRAINING_OPS, project, rms_norm
@@ -49,7 +49,8 @@ class DensePlan:
     shape: AttentionShape
 
 
-def _attention(q: torch.Tensor, kv: Any, sinks: torch.Tensor, plan: DensePlan, group: int) -> torch.Tensor:
+def _attention(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+    plan, group, kv = cache.plan, cache.group, cache.kv
     shape, size = plan.shape, tuple(plan.positions.shape)
     heads = (shape.num_kv_heads, shape.num_heads // shape.num_kv_heads)
     capacity = plan.masks[group].shape[-1]
@@ -94,17 +95,10 @@ class Generator:
         return DensePlan(rows, positions, (causal, window), shape)
 
     def _qkv(
-        self,
-        x: torch.Tensor,
-        normed: None,
-        weights: QkvWeights,
-        eps: float,
-        rope: torch.Tensor,
-        plan: Any,
-        group: int,
-        kv: Any,
+        self, x: torch.Tensor, normed: None, weights: QkvWeights, eps: float, cache: LayerCache
     ) -> torch.Tensor:
-        q, k, v = project(x, weights, eps, rope, plan.shape)
+        plan, group, kv = cache.plan, cache.group, cache.kv
+        q, k, v = project(x, weights, eps, cache.rope, plan.shape)
         size = tuple(plan.positions.shape)
         kv.k[group][plan.rows, plan.positions] = k.unflatten(0, size).bfloat16()
         kv.v[group][plan.rows, plan.positions] = v.unflatten(0, size).bfloat16()

@@ -20,6 +20,7 @@ from chorale.kernels.ops import (
     AttentionMeta,
     AttentionShape,
     ExpertTensors,
+    LayerCache,
     Ops,
     QkvWeights,
     Routed,
@@ -111,20 +112,15 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 def qkv_rope_cache(
-    x: torch.Tensor,
-    normed: None,
-    weights: QkvWeights,
-    eps: float,
-    rope: torch.Tensor,
-    plan: Plan,
-    group: int,
-    kv: Any,
+    x: torch.Tensor, normed: None, weights: QkvWeights, eps: float, cache: LayerCache
 ) -> torch.Tensor:
-    q, kv.k, kv.v = project(x, weights, eps, rope, plan.shape)
+    kv: Any = cache.kv
+    q, kv.k, kv.v = project(x, weights, eps, cache.rope, cache.plan.shape)
     return q
 
 
-def attention(q: torch.Tensor, kv: Any, sinks: torch.Tensor, plan: Plan, group: int) -> torch.Tensor:
+def attention(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+    plan, group, kv = cache.plan, cache.group, cache.kv
     shape, size = plan.shape, (plan.num_sequences, plan.seq_len)
     repeat = shape.num_heads // shape.num_kv_heads
     q = q.unflatten(0, size).transpose(1, 2)  # [B, Nq, S, D]

@@ -69,6 +69,15 @@ class AttentionShape:
         return self.sliding_window if group else self.full_window
 
 
+class LayerCache(NamedTuple):
+    """What a layer's attention needs to know of a step, and the layer's keys and values."""
+
+    plan: Any  # the result of ``plan_attention`` for this step
+    group: int  # a ``CacheGroup``
+    kv: torch.Tensor  # [num_blocks, 2, Nkv, block_size, D]; the second index is K (0) or V (1)
+    rope: Any = None  # [T, D] float32: cosines, then sines, of the new tokens; ``attention`` does not need it
+
+
 @dataclass(frozen=True, slots=True)
 class QkvWeights:
     """First half of attention. Rows of ``linear`` are q heads, then k heads, then v heads."""
@@ -258,16 +267,14 @@ class DraftOps:
         [torch.Tensor, torch.Tensor, torch.Tensor, PairNorms, float], tuple[torch.Tensor, torch.Tensor]
     ]
 
-    # (normed [T, K], packed [(Nq + 2 Nkv) * D, K] with bias, rope [T, D], plan, group, kv) -> q [T, Nq, D]
+    # (normed [T, K], packed [(Nq + 2 Nkv) * D, K] with bias, cache) -> q [T, Nq, D]
     # Like ``Ops.qkv_rope_cache`` for normed input.
-    qkv_rope_cache: Callable[[torch.Tensor, Any, torch.Tensor, Any, int, torch.Tensor], torch.Tensor]
+    qkv_rope_cache: Callable[[torch.Tensor, Any, LayerCache], torch.Tensor]
 
-    # (qkv [T, Nl * (Nq + 2 Nkv) * D] float32, norms, eps, rope [T, D], plan, group, kv [Nl, ...]) -> q
+    # (qkv [T, Nl * (Nq + 2 Nkv) * D] float32, norms, eps, cache with kv [Nl, ...]) -> q
     # The rest of qkv_rope_cache after a product with bias, with a norm of each q and k head before rotary.
     # q [T, Nq, D] is that of the only layer; with several, the plan's shape has Nq 0.
-    norm_rope_cache: Callable[
-        [torch.Tensor, HeadNorms, float, torch.Tensor, Any, int, torch.Tensor], torch.Tensor
-    ]
+    norm_rope_cache: Callable[[torch.Tensor, HeadNorms, float, LayerCache], torch.Tensor]
 
     # (y [T, K], packed [H, K], x [T, H]) -> x + product. May overwrite x.
     project_add: Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]
@@ -282,9 +289,7 @@ class DraftOps:
 class Ops:
     """One back end. ``kernels/reference/`` defines each callable exactly.
 
-    kv: [num_blocks, 2, Nkv, block_size, D]; the second index is K (0) or V (1). One layer of each group
-    shares a tensor. ``plan`` is the result of ``plan_attention`` for this step; ``group`` is a
-    ``CacheGroup``.
+    One layer of each group shares a KV tensor.
     """
 
     name: str
@@ -295,16 +300,13 @@ class Ops:
     # (embedding [V, H] or ``pack_host_rows``, token_ids [T]) -> x [T, H]
     embed: Callable[[Any, torch.Tensor], torch.Tensor]
 
-    # (x, normed or None, weights, eps, rope [T, D], plan, group, kv) -> q [T, Nq, D]
+    # (x, normed or None, weights, eps, cache) -> q [T, Nq, D]
     # Norm, QKV, bias, rotary; writes k and v of the new tokens into kv at the group's slots. ``normed``: the
     # normed x that ``moe`` of the previous layer returned for these weights and this eps.
-    qkv_rope_cache: Callable[
-        [torch.Tensor, torch.Tensor | None, QkvWeights, float, torch.Tensor, Any, int, torch.Tensor],
-        torch.Tensor,
-    ]
+    qkv_rope_cache: Callable[[torch.Tensor, torch.Tensor | None, QkvWeights, float, LayerCache], torch.Tensor]
 
-    # (q, kv, sinks [Nq] float32, plan, group) -> [T, Nq * D]. After qkv_rope_cache of the same layer.
-    attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, int], torch.Tensor]
+    # (q, sinks [Nq] float32, cache) -> [T, Nq * D]. After qkv_rope_cache of the same layer.
+    attention: Callable[[torch.Tensor, torch.Tensor, LayerCache], torch.Tensor]
 
     # (attended [T, Nq * D], linear, x, weights, eps)
     # -> (new x: x + linear(attended), its norm and experts)

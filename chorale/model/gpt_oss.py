@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from chorale.kernels.ops import AttentionShape, ForwardBatch, Ops, QkvWeights, RouterWeights
+from chorale.kernels.ops import AttentionShape, ForwardBatch, LayerCache, Ops, QkvWeights, RouterWeights
 from chorale.model.config import ModelConfig
 from chorale.model.rope import rope_table
 
@@ -125,11 +125,10 @@ class GptOss:
             aux.keep(0, x)
         pairs = zip(self.layers, following, strict=True)
         for number, ((layer, group, tensor, shape), next_qkv) in enumerate(pairs, 1):
-            plan = plans[shape]
             extra = () if batch.adapters is None else (batch.adapters, number - 1)
-            # [T, Nq, D]
-            q = layer_ops.qkv_rope_cache(x, normed, layer.qkv, eps, rope, plan, group, kv[tensor], *extra)
-            attended = ops.attention(q, kv[tensor], layer.sinks, plan, group)  # [T, Nq * D]
+            cache = LayerCache(plans[shape], group, kv[tensor], rope)
+            q = layer_ops.qkv_rope_cache(x, normed, layer.qkv, eps, cache, *extra)  # [T, Nq, D]
+            attended = ops.attention(q, layer.sinks, cache)  # [T, Nq * D]
             x, routed = layer_ops.project_and_route(attended, layer.output, x, layer.router, eps, *extra)
             if self.routed is not None:
                 self.routed[: len(x), number - 1].copy_(routed.expert_ids)

@@ -58,12 +58,12 @@ def _sink_left_out(patch: pytest.MonkeyPatch) -> Ops:
     """Leaves the sinks out in one layer, the second whose attention is computed."""
     seen: list[float] = []
 
-    def attention(q: Any, kv: Any, sinks: torch.Tensor, plan: Any, group: int) -> torch.Tensor:
+    def attention(q: Any, sinks: torch.Tensor, cache: Any) -> torch.Tensor:
         key = float(sinks.sum())
         if key not in seen:
             seen.append(key)
         lost = sinks - 1e30 if key in seen[1:2] else sinks
-        return REFERENCE_OPS.attention(q, kv, lost, plan, group)
+        return REFERENCE_OPS.attention(q, lost, cache)
 
     return replace(REFERENCE_OPS, attention=attention)
 

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from chorale.kernels.ops import Routed
+from chorale.kernels.ops import LayerCache, Routed
 from training import ops as plain
 
 
-def attention(q: torch.Tensor, kv: Any, sinks: torch.Tensor, plan: plain.Plan, group: int) -> torch.Tensor:
+def attention(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache) -> torch.Tensor:
     """Computes ``training.ops.attention``, fused. The sink is an additional key that every query sees; an
     additional dimension contains its score."""
+    plan, group, kv = cache.plan, cache.group, cache.kv
     shape, size = plan.shape, (plan.num_sequences, plan.seq_len)
     repeat, dim = shape.num_heads // shape.num_kv_heads, shape.head_dim
     room = 8  # added dimensions; the kernel is slow for odd sizes

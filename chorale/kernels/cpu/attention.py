@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 
 from chorale.kernels.cpu.library import BFLOAT16, FLOAT32, Step, library
-from chorale.kernels.ops import AttentionMeta, AttentionShape, Precision
+from chorale.kernels.ops import AttentionMeta, AttentionShape, LayerCache, Precision
 from chorale.kernels.reference import attention as reference
 from chorale.kernels.reference.dense.rotary import rotate_and_cache as reference_rotate_and_cache
 from chorale.kernels.reference.one_by_one import plan_each
@@ -57,36 +57,34 @@ def plan_attention(
     return CpuPlan(meta, shape, block_size, precision)
 
 
-def rotate_and_cache(
-    qkv: torch.Tensor, rope: torch.Tensor, plan: CpuPlan, group: int, kv: torch.Tensor
-) -> torch.Tensor:
+def rotate_and_cache(qkv: torch.Tensor, cache: LayerCache) -> torch.Tensor:
     """qkv [T, (Nq + 2 Nkv) * D], heads in the order q, k, v -> q [T, Nq, D]; writes k and v into kv."""
-    element = _ELEMENTS.get(kv.dtype)
+    plan: CpuPlan = cache.plan
+    element = _ELEMENTS.get(cache.kv.dtype)
     if element is None:
-        return reference_rotate_and_cache(qkv, rope, plan.for_reference, group, kv)
+        return reference_rotate_and_cache(qkv, cache._replace(plan=plan.for_reference))
     shape = plan.shape
     q = qkv.new_empty(len(qkv), shape.num_heads, shape.head_dim)
     library().functions.rotate_and_cache(
-        qkv.data_ptr(), len(qkv), rope.data_ptr(), ctypes.addressof(plan.steps[group]), kv.data_ptr(),
-        element, q.data_ptr(),
+        qkv.data_ptr(), len(qkv), cache.rope.data_ptr(), ctypes.addressof(plan.steps[cache.group]),
+        cache.kv.data_ptr(), element, q.data_ptr(),
     )  # fmt: skip
     return q
 
 
-def attention(
-    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: CpuPlan, group: int
-) -> torch.Tensor:
-    """q [T, Nq, D], kv [num_blocks, 2, Nkv, block_size, D], sinks [Nq] -> [T, Nq * D] float32."""
-    element = _ELEMENTS.get(kv.dtype)
+def attention(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+    """q [T, Nq, D], sinks [Nq] -> [T, Nq * D] float32."""
+    plan: CpuPlan = cache.plan
+    element = _ELEMENTS.get(cache.kv.dtype)
     if element is None:
-        return reference.attention(q, kv, sinks, plan.for_reference, group)
+        return reference.attention(q, sinks, cache._replace(plan=plan.for_reference))
     out = q.new_empty(len(q), plan.shape.num_heads * plan.shape.head_dim)
     library().functions.attention(
         q.data_ptr(),
-        kv.data_ptr(),
+        cache.kv.data_ptr(),
         element,
         sinks.data_ptr(),
-        ctypes.addressof(plan.steps[group]),
+        ctypes.addressof(plan.steps[cache.group]),
         out.data_ptr(),
     )
     return out

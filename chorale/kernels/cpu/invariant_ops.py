@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from chorale.kernels.cpu.attention import CpuPlan, attention
+from chorale.kernels.cpu.attention import attention
 from chorale.kernels.cpu.experts import CpuExperts
 from chorale.kernels.cpu.linear import CpuLinear
 from chorale.kernels.cpu.ops import CpuRouter, cpu_ops, lm_head, route
-from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, Routed, RouterWeights
+from chorale.kernels.ops import ExpertTensors, LayerCache, Ops, Precision, QkvWeights, Routed, RouterWeights
 from chorale.kernels.reference.lora import BaseOps, lora_ops
 from chorale.kernels.reference.one_by_one import attention_of_each
 from chorale.kernels.reference.sampling.shared_sampling import gather_logits
@@ -73,11 +73,11 @@ def invariant_ops(precision: Precision, fixed: FixedSums, rank: Rank | None) -> 
     )
 
 
-def attend(q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: CpuPlan, group: int) -> torch.Tensor:
+def attend(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache) -> torch.Tensor:
     """``Ops.attention``. The library does not support e4m3, so each of those tokens is computed alone."""
-    if kv.dtype == torch.float8_e4m3fn:
-        return attention_of_each(q, kv, sinks, plan.of_each_token, group)
-    return attention(q, kv, sinks, plan, group)
+    if cache.kv.dtype == torch.float8_e4m3fn:
+        return attention_of_each(q, sinks, cache, cache.plan.of_each_token)
+    return attention(q, sinks, cache)
 
 
 def project_and_route(

@@ -14,13 +14,13 @@ from functools import partial
 
 import torch
 
-from chorale.kernels.cpu.attention import CpuPlan, attention, plan_attention, rotate_and_cache
+from chorale.kernels.cpu.attention import attention, plan_attention, rotate_and_cache
 from chorale.kernels.cpu.experts import CpuExperts
 from chorale.kernels.cpu.library import library
 from chorale.kernels.cpu.linear import CpuLinear
 from chorale.kernels.cpu.sampler import CpuSampler
 from chorale.kernels.cpu.threads import set_threads
-from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, Routed, RouterWeights
+from chorale.kernels.ops import ExpertTensors, LayerCache, Ops, Precision, QkvWeights, Routed, RouterWeights
 from chorale.kernels.reference.dense.draft import REFERENCE_DRAFT_OPS, norm_rope_cache
 from chorale.kernels.reference.lora import BaseOps, lora_ops
 from chorale.kernels.reference.ops import REFERENCE_OPS
@@ -33,23 +33,14 @@ class CpuRouter:
 
 
 def qkv_rope_cache(
-    x: torch.Tensor,
-    normed: torch.Tensor | None,
-    weights: QkvWeights,
-    eps: float,
-    rope: torch.Tensor,
-    plan: CpuPlan,
-    group: int,
-    kv: torch.Tensor,
+    x: torch.Tensor, normed: torch.Tensor | None, weights: QkvWeights, eps: float, cache: LayerCache
 ) -> torch.Tensor:
     qkv = weights.linear(x, weights.norm, eps) if normed is None else weights.linear(normed)
-    return rotate_and_cache(qkv, rope, plan, group, kv)
+    return rotate_and_cache(qkv, cache)
 
 
-def draft_qkv_rope_cache(
-    normed: torch.Tensor, packed: CpuLinear, rope: torch.Tensor, plan: CpuPlan, group: int, kv: torch.Tensor
-) -> torch.Tensor:
-    return rotate_and_cache(packed(normed), rope, plan, group, kv)
+def draft_qkv_rope_cache(normed: torch.Tensor, packed: CpuLinear, cache: LayerCache) -> torch.Tensor:
+    return rotate_and_cache(packed(normed), cache)
 
 
 def project_and_route(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from chorale.kernels.ops import AttentionMeta, AttentionShape
+from chorale.kernels.ops import AttentionMeta, AttentionShape, LayerCache
 from chorale.kernels.reference.kv_elements import gather_blocks
 
 _MAX_SCORES = 16 * 2**20  # elements of one score tensor: 64 MB
@@ -173,10 +173,9 @@ class _Planner:
         return torch.arange(low, high, device=self.table.device)
 
 
-def attention(
-    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: AttentionPlan, group: int
-) -> torch.Tensor:
-    """q [T, Nq, D], kv [num_blocks, 2, Nkv, block_size, D], sinks [Nq] -> [T, Nq * D] float32."""
+def attention(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+    """q [T, Nq, D], sinks [Nq] -> [T, Nq * D] float32."""
+    plan, group, kv = cache.plan, cache.group, cache.kv
     decodes, prefills = plan.decodes[group], plan.prefills[group]
     shape = plan.shape
     q = q * shape.head_dim**-0.5

@@ -81,7 +81,7 @@ class _Added:
 def qkv_rope_cache(
     base: BaseOps, x: torch.Tensor, normed: torch.Tensor | None, weights: QkvWeights, *given: Any
 ) -> torch.Tensor:
-    """``given``: eps, rope, plan, group, kv, adapters, layer."""
+    """``given``: eps, cache, adapters, layer."""
     *rest, adapters, layer = given
     parts = [(part, rows) for adapter, rows in adapters.in_layer(layer) for part in adapter.qkv]
     added = replace(weights, linear=_Added(base, weights.linear, parts))

@@ -13,7 +13,15 @@ from typing import Any
 
 import torch
 
-from chorale.kernels.ops import AttentionMeta, AttentionShape, Ops, QkvWeights, Routed, RouterWeights
+from chorale.kernels.ops import (
+    AttentionMeta,
+    AttentionShape,
+    LayerCache,
+    Ops,
+    QkvWeights,
+    Routed,
+    RouterWeights,
+)
 from chorale.kernels.reference import attention as whole
 from chorale.kernels.reference.attention import AttentionPlan
 from chorale.kernels.reference.dense.rotary import rotate_and_cache
@@ -42,12 +50,11 @@ def plan_each(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> li
 
 
 def attention_of_each(
-    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plans: list[AttentionPlan], group: int
+    q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache, plans: list[AttentionPlan]
 ) -> torch.Tensor:
     """``Ops.attention`` with the plans of ``plan_each``."""
-    return torch.cat(
-        [whole.attention(one, kv, sinks, plan, group) for one, plan in zip(_each(q), plans, strict=True)]
-    )
+    each = zip(_each(q), plans, strict=True)
+    return torch.cat([whole.attention(one, sinks, cache._replace(plan=plan)) for one, plan in each])
 
 
 def one_by_one(ops: Ops) -> Ops:
@@ -57,23 +64,14 @@ def one_by_one(ops: Ops) -> Ops:
         return EachPlan(ops.plan_attention(meta, shape, block_size), plan_each(meta, shape, block_size))
 
     def qkv_rope_cache(
-        x: torch.Tensor,
-        normed: torch.Tensor | None,
-        weights: QkvWeights,
-        eps: float,
-        rope: torch.Tensor,
-        plan: EachPlan,
-        group: int,
-        kv: torch.Tensor,
+        x: torch.Tensor, normed: torch.Tensor | None, weights: QkvWeights, eps: float, cache: LayerCache
     ) -> torch.Tensor:
         norm = weights.norm
         rows = [weights.linear(torch.nn.functional.rms_norm(row, norm.shape, norm, eps)) for row in _each(x)]
-        return rotate_and_cache(torch.cat(rows), rope, plan.step, group, kv)
+        return rotate_and_cache(torch.cat(rows), cache._replace(plan=cache.plan.step))
 
-    def attention(
-        q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: EachPlan, group: int
-    ) -> torch.Tensor:
-        return attention_of_each(q, kv, sinks, plan.tokens, group)
+    def attention(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+        return attention_of_each(q, sinks, cache, cache.plan.tokens)
 
     def project_and_route(
         attended: torch.Tensor, linear: Any, x: torch.Tensor, weights: RouterWeights, eps: float

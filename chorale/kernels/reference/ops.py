@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from chorale.kernels.ops import Ops, QkvWeights, Routed, RouterWeights
+from chorale.kernels.ops import LayerCache, Ops, QkvWeights, Routed, RouterWeights
 from chorale.kernels.reference import moe as reference_moe
-from chorale.kernels.reference.attention import AttentionPlan, attention, plan_attention
+from chorale.kernels.reference.attention import attention, plan_attention
 from chorale.kernels.reference.dense.draft import REFERENCE_DRAFT_OPS
 from chorale.kernels.reference.dense.linear import Head, Linear, pack_linear
 from chorale.kernels.reference.dense.rotary import rotate_and_cache
@@ -45,17 +45,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def qkv_rope_cache(
-    x: torch.Tensor,
-    normed: torch.Tensor | None,
-    weights: QkvWeights,
-    eps: float,
-    rope: torch.Tensor,
-    plan: AttentionPlan,
-    group: int,
-    kv: torch.Tensor,
+    x: torch.Tensor, normed: torch.Tensor | None, weights: QkvWeights, eps: float, cache: LayerCache
 ) -> torch.Tensor:
     normed = rms_norm(x, weights.norm, eps) if normed is None else normed
-    return rotate_and_cache(weights.linear(normed), rope, plan, group, kv)
+    return rotate_and_cache(weights.linear(normed), cache)
 
 
 def output_projection(attended: torch.Tensor, linear: Linear, x: torch.Tensor) -> torch.Tensor:

@@ -12,9 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.ops import QkvWeights, Routed, RouterWeights
+from chorale.kernels.ops import LayerCache, QkvWeights, Routed, RouterWeights
 from chorale.kernels.triton import tuning
-from chorale.kernels.triton.attention.plan import AttentionPlan
 from chorale.kernels.triton.dense.linear import Linear
 from chorale.kernels.triton.dense.norm import add_norm, rms_norm
 from chorale.kernels.triton.dense.qkv import rotate_and_cache
@@ -75,19 +74,12 @@ def product(x: torch.Tensor, linear: Linear, dtype: torch.dtype | None = None) -
 
 
 def qkv_rope_cache(
-    x: torch.Tensor,
-    normed: torch.Tensor | None,
-    weights: QkvWeights,
-    eps: float,
-    rope: torch.Tensor,
-    plan: AttentionPlan,
-    group: int,
-    kv: torch.Tensor,
+    x: torch.Tensor, normed: torch.Tensor | None, weights: QkvWeights, eps: float, cache: LayerCache
 ) -> torch.Tensor:
     """``Ops.qkv_rope_cache``."""
     if normed is None:
         normed = rms_norm(x, weights.norm, eps, weights.linear.weight.dtype)
-    return rotate_and_cache(product(normed, weights.linear), weights.linear, rope, plan, group, kv)
+    return rotate_and_cache(product(normed, weights.linear), weights.linear, cache)
 
 
 def project_and_route(

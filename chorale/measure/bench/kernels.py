@@ -16,7 +16,15 @@ import torch
 
 from chorale.engine.types import CacheGroup
 from chorale.errors import ConfigError
-from chorale.kernels.ops import AttentionShape, ExpertTensors, Ops, QkvWeights, Routed, RouterWeights
+from chorale.kernels.ops import (
+    AttentionShape,
+    ExpertTensors,
+    LayerCache,
+    Ops,
+    QkvWeights,
+    Routed,
+    RouterWeights,
+)
 from chorale.measure.bench.gpu_time import graph_seconds
 from chorale.measure.steps import PagedSequences
 from chorale.model.gpt_oss import LayerWeights
@@ -146,8 +154,8 @@ class Bench:
         def every(one: Callable[[int, LayerWeights], Any]) -> Callable[[], Any]:
             return lambda: [one(number, layer) for number, layer in enumerate(layers)]
 
-        def kv(number: int) -> torch.Tensor:
-            return pools[number % len(pools)]
+        def cache(number: int, group: int) -> LayerCache:
+            return LayerCache(plan, group, pools[number % len(pools)], rope)
 
         def experts(number: int, layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor | None]:
             return ops.moe(Routed(normed, draws[number], gates), layer.experts, x, layer.qkv, _EPS)
@@ -156,9 +164,9 @@ class Bench:
 
         full, window = CacheGroup.FULL, CacheGroup.WINDOW
         works = {
-            "qkv": every(lambda n, w: ops.qkv_rope_cache(x, ahead, w.qkv, _EPS, rope, plan, full, kv(n))),
-            "full": every(lambda n, w: ops.attention(q, kv(n), w.sinks, plan, full)),
-            "window": every(lambda n, w: ops.attention(q, kv(n), w.sinks, plan, window)),
+            "qkv": every(lambda n, w: ops.qkv_rope_cache(x, ahead, w.qkv, _EPS, cache(n, full))),
+            "full": every(lambda n, w: ops.attention(q, w.sinks, cache(n, full))),
+            "window": every(lambda n, w: ops.attention(q, w.sinks, cache(n, window))),
             "route": every(lambda n, w: ops.project_and_route(attended, w.output, x, w.router, _EPS)),
             "experts": every(experts),
             "head": lambda: ops.lm_head(x, index, final, self._head, _EPS),

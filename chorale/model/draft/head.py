@@ -36,6 +36,7 @@ from chorale.kernels.ops import (
     AttentionShape,
     DraftOps,
     HeadNorms,
+    LayerCache,
     Ops,
     PairNorms,
     QkvWeights,
@@ -148,9 +149,10 @@ class DraftHead:
         context, draft, eps = self.weights.context, self.draft_ops, self.config.rms_norm_eps
         assert context is not None
         plan = self.ops.plan_attention(attention, self._context_shape, kv.shape[4])
-        rope = self.rope.index_select(0, attention.positions)
-        both = draft.linear(states, context.norm, eps, context.kv)
-        draft.norm_rope_cache(both, context.head_norms, eps, rope, plan, FULL, kv)
+        cache = LayerCache(plan, FULL, kv, self.rope.index_select(0, attention.positions))
+        draft.norm_rope_cache(
+            draft.linear(states, context.norm, eps, context.kv), context.head_norms, eps, cache
+        )
 
     def run_block(self, token_ids: torch.Tensor, attention: AttentionMeta, kv: torch.Tensor) -> torch.Tensor:
         """Run DFlash's layers: token_ids [T] of blocks -> x [T, H] float32. Every token is a row of
@@ -166,17 +168,17 @@ class DraftHead:
         plan = ops.plan_attention(attention, self.shape, kv.shape[4])
         rope = self.rope.index_select(0, attention.positions)
         for number, layer in enumerate(self.weights.layers):
-            own = kv[number]
+            cache = LayerCache(plan, FULL, kv[number], rope)
             if normed is not None:
-                q = draft.qkv_rope_cache(normed, layer.qkv, rope, plan, FULL, own)  # [T, Nq, D]
+                q = draft.qkv_rope_cache(normed, layer.qkv, cache)  # [T, Nq, D]
             elif layer.head_norms is None:
-                weights = QkvWeights(layer.norm, layer.qkv)
-                q = ops.qkv_rope_cache(x, None, weights, eps, rope, plan, FULL, own)
+                q = ops.qkv_rope_cache(x, None, QkvWeights(layer.norm, layer.qkv), eps, cache)
             else:
                 qkv = draft.linear(x, layer.norm.unsqueeze(0), eps, layer.qkv)
-                q = draft.norm_rope_cache(qkv, layer.head_norms, eps, rope, plan, FULL, own.unsqueeze(0))
+                only = cache._replace(kv=kv[number : number + 1])
+                q = draft.norm_rope_cache(qkv, layer.head_norms, eps, only)
             normed = None
-            attended = ops.attention(q, own, self._sinks, plan, FULL)
+            attended = ops.attention(q, self._sinks, cache)
             x = draft.project_add(attended, layer.output, x)
             parts = [self._mlp(some, layer) for some in x.split(MLP_TOKENS)]
             x = parts[0] if len(parts) == 1 else torch.cat(parts)

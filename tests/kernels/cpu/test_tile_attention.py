@@ -8,7 +8,7 @@ import torch
 
 from chorale.kernels.cpu.attention import attention, plan_attention
 from chorale.kernels.cpu.library import library
-from chorale.kernels.ops import AttentionMeta, AttentionShape, Precision
+from chorale.kernels.ops import AttentionMeta, AttentionShape, LayerCache, Precision
 from tests.kernels.cpu.conftest import Use
 from tests.kernels.cpu.test_tiles import relative
 
@@ -52,7 +52,7 @@ class Case:
             (torch.zeros(count, dtype=torch.int64),) * 2, count, end,
         )  # fmt: skip
         plan = plan_attention(meta, self.shape, self.block, precision)
-        return attention(self.q[begin:end].contiguous(), kv, self.sinks, plan, self.group)
+        return attention(self.q[begin:end].contiguous(), self.sinks, LayerCache(plan, self.group, kv))
 
     def expected(self) -> torch.Tensor:
         """In float64, of all queries."""

@@ -21,6 +21,7 @@ from chorale.kernels.ops import (
     AttentionMeta,
     AttentionShape,
     ExpertTensors,
+    LayerCache,
     Ops,
     QkvWeights,
     Routed,
@@ -117,12 +118,12 @@ def test_attention(
     shape = AttentionShape(*heads, 16 if block == 16 else 64, sliding_window=128, full_window=long)
     q, kv, sinks, meta = attention_case(rows, block, group, shape, dtype)
     plan = TRITON_OPS.plan_attention(meta, shape, block)
-    found = TRITON_OPS.attention(q, kv, sinks, plan, group)
+    found = TRITON_OPS.attention(q, sinks, LayerCache(plan, group, kv))
     # The reference plans both groups, and may not look at the other's freed blocks.
     safe = torch.where(meta.block_tables[0] == FREED, 0, meta.block_tables[0])
     tables = (safe, meta.block_tables[1]) if group else (meta.block_tables[0],) * 2
     theirs = paged.plan_attention(meta_of(rows, tables, meta.slots[0]), shape, block)
-    expected = paged.attention(q.float(), kv, sinks, theirs, group)
+    expected = paged.attention(q.float(), sinks, LayerCache(theirs, group, kv))
     check(found, expected, dtype)
 
 
@@ -133,9 +134,8 @@ def test_attention_of_a_long_context_in_many_parts(window: int) -> None:
     plan = TRITON_OPS.plan_attention(meta, shape, 16)
     assert plan.num_splits > 8
     theirs = paged.plan_attention(meta, shape, 16)
-    check(
-        TRITON_OPS.attention(q, kv, sinks, plan, 0), paged.attention(q, kv, sinks, theirs, 0), torch.float32
-    )
+    expected = paged.attention(q, sinks, LayerCache(theirs, 0, kv))
+    check(TRITON_OPS.attention(q, sinks, LayerCache(plan, 0, kv)), expected, torch.float32)
 
 
 # ------------------------------------------------------------------ qkv, projections, head
@@ -157,7 +157,8 @@ def test_qkv_rope_cache(tokens: int, dim: int, block: int, dtype: torch.dtype, h
     for ops in (TRITON_OPS, reference.REFERENCE_OPS):
         kv = torch.zeros(6, 2, 2, block, dim, device=DEVICE, dtype=dtype)
         weights = QkvWeights(norm, ops.pack_linear(weight, bias))
-        q = ops.qkv_rope_cache(x, None, weights, 1e-5, rope, ops.plan_attention(meta, shape, block), 1, kv)
+        cache = LayerCache(ops.plan_attention(meta, shape, block), 1, kv, rope)
+        q = ops.qkv_rope_cache(x, None, weights, 1e-5, cache)
         results.append((q, kv))
     (q, kv), (expected_q, expected_kv) = results
     assert torch.equal(kv != 0, expected_kv != 0)
@@ -176,7 +177,7 @@ def test_no_tokens(dtype: torch.dtype) -> None:
     weights, router = QkvWeights(randn(hidden), packed), random_router(TRITON_OPS, 8, hidden, dtype)
     experts = TRITON_OPS.pack_experts(expert_tensors(8, hidden, 96, dtype))
     x, kv = randn(0, hidden), torch.zeros(2, 2, 2, 64, 64, device=DEVICE, dtype=dtype)
-    q = TRITON_OPS.qkv_rope_cache(x, None, weights, 1e-5, randn(0, 64), plan, 0, kv)
+    q = TRITON_OPS.qkv_rope_cache(x, None, weights, 1e-5, LayerCache(plan, 0, kv, randn(0, 64)))
     assert (q.shape, q.dtype) == ((0, 6, 64), dtype)
     assert not kv.any()
     x, routed = TRITON_OPS.project_and_route(q.view(0, 384), output, x, router, 1e-5)
@@ -200,7 +201,8 @@ def test_qkv_of_rows_that_are_normed_already(dtype: torch.dtype) -> None:
     normed, results = rms_norm(x, weights.norm, 1e-5, dtype), []
     for given in ((x, None), (torch.full_like(x, torch.nan), normed)):
         kv = torch.zeros(6, 2, 2, 64, 32, device=DEVICE, dtype=dtype)
-        results.append((TRITON_OPS.qkv_rope_cache(*given, weights, 1e-5, rope, plan, 1, kv), kv))
+        cache = LayerCache(plan, 1, kv, rope)
+        results.append((TRITON_OPS.qkv_rope_cache(*given, weights, 1e-5, cache), kv))
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
 

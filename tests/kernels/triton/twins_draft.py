@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from chorale.kernels.ops import AttentionMeta, AttentionShape, PairNorms
+from chorale.kernels.ops import AttentionMeta, AttentionShape, LayerCache, PairNorms
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense import skinny_fused
@@ -191,7 +191,7 @@ def test_one_kernel(tokens: int) -> None:
     skinny_fused.qkv(normed, None, weight, bias, 0.0, rope, meta.slots[0], q, found, sizes, tile)
     packed = REFERENCE_OPS.pack_linear(weight.float(), bias.float())
     plan = REFERENCE_OPS.plan_attention(meta, shape, block)
-    exact = plain.qkv_rope_cache(normed.float(), packed, rope, plan, 0, expected)
+    exact = plain.qkv_rope_cache(normed.float(), packed, LayerCache(plan, 0, expected, rope))
     check(q, exact, torch.bfloat16)
     check(found, expected, torch.bfloat16)
 
@@ -213,8 +213,8 @@ def test_attention_without_a_sink(rows: list[tuple[int, int]], splits: int) -> N
     # The reference also plans the window group, whose table may hold freed blocks.
     safe = torch.where(meta.block_tables[0] == FREED, 0, meta.block_tables[0])
     theirs = REFERENCE_OPS.plan_attention(replace(meta, block_tables=(safe, safe)), shape, 16)
-    expected = REFERENCE_OPS.attention(q, kv, sinks, theirs, 0)
-    check(TRITON_OPS.attention(q, kv, sinks, plan, 0), expected, torch.float32)
+    expected = REFERENCE_OPS.attention(q, sinks, LayerCache(theirs, 0, kv))
+    check(TRITON_OPS.attention(q, sinks, LayerCache(plan, 0, kv)), expected, torch.float32)
 
 
 def test_rows_of_a_graph_that_are_not_in_use_change_nothing() -> None:

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.ops import AttentionShape, QkvWeights
+from chorale.kernels.ops import AttentionShape, LayerCache, QkvWeights
 from chorale.kernels.reference import attention as paged
 from chorale.kernels.reference import ops as reference
 from chorale.kernels.triton import kv_elements
@@ -102,7 +102,8 @@ def test_qkv_writes_rounded_and_saturated_cells(tokens: int, dtype: torch.dtype,
     for ops, cell in ((TRITON_OPS, E4M3), (reference.REFERENCE_OPS, E4M3), (reference.REFERENCE_OPS, dtype)):
         kv = torch.zeros(6, 2, 2, block, dim, device=DEVICE, dtype=cell)
         weights = QkvWeights(norm, ops.pack_linear(weight, bias))
-        q = ops.qkv_rope_cache(x, None, weights, 1e-5, rope, ops.plan_attention(meta, shape, block), 1, kv)
+        cache = LayerCache(ops.plan_attention(meta, shape, block), 1, kv, rope)
+        q = ops.qkv_rope_cache(x, None, weights, 1e-5, cache)
         results.append((q, kv.float()))
     (q, kv), (expected_q, expected), (_, exact) = results
     check(q, expected_q, dtype)
@@ -133,11 +134,12 @@ def test_attention_reads_what_the_cells_say(
     shape = AttentionShape(*heads, head_dim=16 if block == 16 else 64, sliding_window=128)
     q, kv, sinks, meta = attention_case(ROWS[rows], block, group, shape, torch.float32)
     kv, q = kv.to(E4M3), q.to(dtype)
-    found = TRITON_OPS.attention(q, kv, sinks, TRITON_OPS.plan_attention(meta, shape, block), group)
+    plan = TRITON_OPS.plan_attention(meta, shape, block)
+    found = TRITON_OPS.attention(q, sinks, LayerCache(plan, group, kv))
     safe = torch.where(meta.block_tables[0] == FREED, 0, meta.block_tables[0])
     tables = (safe, meta.block_tables[1]) if group else (meta.block_tables[0],) * 2
     theirs = paged.plan_attention(meta_of(ROWS[rows], tables, meta.slots[0]), shape, block)
-    expected = paged.attention(q.float(), kv.float(), sinks, theirs, group)
+    expected = paged.attention(q.float(), sinks, LayerCache(theirs, group, kv.float()))
     check(found, expected, dtype)
-    same = paged.attention(q.float(), kv, sinks, theirs, group)
+    same = paged.attention(q.float(), sinks, LayerCache(theirs, group, kv))
     assert torch.equal(same, expected)  # the reference itself reads e4m3 blocks

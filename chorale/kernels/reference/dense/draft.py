@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from chorale.kernels.ops import DraftOps, HeadNorms, PairNorms
-from chorale.kernels.reference.attention import AttentionPlan
+from chorale.kernels.ops import DraftOps, HeadNorms, LayerCache, PairNorms
 from chorale.kernels.reference.dense.linear import Linear, pack_linear
 from chorale.kernels.reference.dense.rotary import rotate_and_cache
 
@@ -31,25 +29,15 @@ def join(
     return torch.cat((tokens, normed), dim=-1), normed if norms.keeps_normed else states.clone()
 
 
-def qkv_rope_cache(
-    normed: torch.Tensor,
-    packed: Linear,
-    rope: torch.Tensor,
-    plan: AttentionPlan,
-    group: int,
-    kv: torch.Tensor,
-) -> torch.Tensor:
-    return rotate_and_cache(packed(normed), rope, plan, group, kv)
+def qkv_rope_cache(normed: torch.Tensor, packed: Linear, cache: LayerCache) -> torch.Tensor:
+    return rotate_and_cache(packed(normed), cache)
 
 
 def norm_rope_cache(
     qkv: torch.Tensor,
     norms: HeadNorms,
     eps: float,
-    rope: torch.Tensor,
-    plan: Any,
-    group: int,
-    kv: torch.Tensor,
+    cache: LayerCache,
     *,
     rotate: Callable[..., torch.Tensor] = rotate_and_cache,
 ) -> torch.Tensor:
@@ -57,7 +45,8 @@ def norm_rope_cache(
     (layers, normed, dim), q = norms.weight.shape, qkv.new_empty(0)
     for layer, y in enumerate(qkv.view(len(qkv), layers, -1, dim).unbind(1)):
         heads = F.rms_norm(y[:, :normed], (dim,), eps=eps) * norms.weight[layer]
-        q = rotate(torch.cat((heads, y[:, normed:]), dim=1).flatten(1), rope, plan, group, kv[layer])
+        own = cache._replace(kv=cache.kv[layer])
+        q = rotate(torch.cat((heads, y[:, normed:]), dim=1).flatten(1), own)
     return q
 
 

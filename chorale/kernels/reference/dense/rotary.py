@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from chorale.kernels.ops import LayerCache
 from chorale.kernels.reference.attention import AttentionPlan
 from chorale.kernels.reference.kv_elements import write_kv
 
 
-def rotate_and_cache(
-    qkv: torch.Tensor, rope: torch.Tensor, plan: AttentionPlan, group: int, kv: torch.Tensor
-) -> torch.Tensor:
+def rotate_and_cache(qkv: torch.Tensor, cache: LayerCache) -> torch.Tensor:
     """qkv [T, (Nq + 2 Nkv) * D], heads in the order q, k, v -> q [T, Nq, D]; writes k and v into kv."""
-    shape = plan.shape
+    plan: AttentionPlan = cache.plan
+    shape, group = plan.shape, cache.group
     heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     qkv = qkv.view(-1, heads + 2 * kv_heads, dim)
-    rotated = rotate(qkv[:, : heads + kv_heads], rope)  # [T, Nq + Nkv, D]
+    rotated = rotate(qkv[:, : heads + kv_heads], cache.rope)  # [T, Nq + Nkv, D]
     new = torch.stack((rotated[:, heads:], qkv[:, heads + kv_heads :]), dim=1)  # [T, 2, Nkv, D]
-    write_kv(kv, plan.slot_block[group], plan.slot_offset[group], new)
+    write_kv(cache.kv, plan.slot_block[group], plan.slot_offset[group], new)
     return rotated[:, :heads]
 
 

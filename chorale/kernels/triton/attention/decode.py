@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.triton.attention.plan import LOG2E, AttentionPlan
+from chorale.kernels.ops import LayerCache
+from chorale.kernels.triton.attention.plan import LOG2E
 from chorale.kernels.triton.attention.prefill import load_keys, prefill
 from chorale.kernels.triton.kv_elements import kernel_view, query_of
 from chorale.kernels.triton.launch import dependent, tuning_of, wait_for_previous
@@ -129,22 +130,18 @@ def _join_kernel(
         tl.store(out_ptr + (token * NUM_Q + head) * D + dims, out.to(out_ptr.dtype.element_ty))
 
 
-def attention(
-    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: AttentionPlan, group: int
-) -> torch.Tensor:
-    """q [T, Nq, D], kv [blocks, 2, Nkv, KV_BLOCK, D], sinks [Nq] float32 -> [T, Nq * D]."""
-    meta, rows, kv = plan.meta, plan.meta.context_lens.shape[0], kernel_view(kv)
-    out = torch.empty_like(q)
+def attention(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+    """q [T, Nq, D], sinks [Nq] float32 -> [T, Nq * D]."""
+    meta, out = cache.plan.meta, torch.empty_like(q)
     if meta.max_query_len > 1:
-        prefill(q, kv, sinks, plan, group, out)
-    if meta.max_query_len == 1 or rows > 1:
-        _decode(q, kv, sinks, plan, group, out)
+        prefill(q, sinks, cache, out)
+    if meta.max_query_len == 1 or len(meta.context_lens) > 1:
+        _decode(q, sinks, cache, out)
     return out.view(q.shape[0], -1)
 
 
-def _decode(
-    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: AttentionPlan, group: int, out: torch.Tensor
-) -> None:
+def _decode(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache, out: torch.Tensor) -> None:
+    plan, group = cache.plan, cache.group
     meta, shape, rows = plan.meta, plan.shape, plan.meta.context_lens.shape[0]
     splits = 1 if group else plan.num_splits
     tile = tuning_of(q.device).decode_tile(rows, is_window=group != 0)
@@ -155,8 +152,8 @@ def _decode(
         stats = torch.empty(count * 2, dtype=torch.float32, device=q.device)
     table = meta.block_tables[group]
     _decode_kernel[(rows, shape.num_kv_heads, splits)](
-        q, kv, sinks, table, meta.context_lens, meta.query_start, out, parts, stats, table.stride(0),
-        plan.scale, **plan.sizes, WINDOW=plan.window(group), SPLITS=splits,
+        q, kernel_view(cache.kv), sinks, table, meta.context_lens, meta.query_start, out, parts, stats,
+        table.stride(0), plan.scale, **plan.sizes, WINDOW=plan.window(group), SPLITS=splits,
         ROWS=max(_DOT_ROWS, triton.next_power_of_2(shape.num_heads // shape.num_kv_heads)),
         KEYS=tile.depth, num_warps=tile.num_warps, num_stages=tile.num_stages, **dependent(q),
     )  # fmt: skip

@@ -12,8 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from chorale.kernels.ops import LayerCache
 from chorale.kernels.triton import tuning
-from chorale.kernels.triton.attention.plan import LOG2E, AttentionPlan
+from chorale.kernels.triton.attention.plan import LOG2E
 from chorale.kernels.triton.attention.prefill import _attend, _find_row
 from chorale.kernels.triton.kv_elements import kernel_view, query_of
 from chorale.kernels.triton.launch import dependent, tuning_of, wait_for_previous
@@ -206,10 +207,9 @@ def _join_kernel(
         tl.store(places, (acc / mass[:, None]).to(out_ptr.dtype.element_ty))
 
 
-def attention(
-    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: AttentionPlan, group: int
-) -> torch.Tensor:
-    """q [T, Nq, D], kv [blocks, 2, Nkv, KV_BLOCK, D], sinks [Nq] float32 -> [T, Nq * D]."""
+def attention(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+    """q [T, Nq, D], sinks [Nq] float32 -> [T, Nq * D]."""
+    plan, group, kv, _ = cache
     meta, shape, rows, kv = plan.meta, plan.shape, plan.meta.context_lens.shape[0], kernel_view(kv)
     arch, alone = tuning_of(q.device), meta.max_query_len <= 1
     tile = arch.prefill_tile(is_window=group != 0)

@@ -11,8 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.triton.attention.plan import LOG2E, AttentionPlan
-from chorale.kernels.triton.kv_elements import from_kv_element, query_of
+from chorale.kernels.ops import LayerCache
+from chorale.kernels.triton.attention.plan import LOG2E
+from chorale.kernels.triton.kv_elements import from_kv_element, kernel_view, query_of
 from chorale.kernels.triton.launch import tuning_of
 
 _LOG2E = tl.constexpr(LOG2E)
@@ -215,17 +216,16 @@ def _prefill_kernel(
         tl.store(out_ptr + places, (acc / mass[:, None]).to(out_ptr.dtype.element_ty), mask=real[:, None])
 
 
-def prefill(
-    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: AttentionPlan, group: int, out: torch.Tensor
-) -> None:
+def prefill(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache, out: torch.Tensor) -> None:
     """Writes rows with more than one new token into out [T, Nq, D]; does not write the others."""
+    plan, group = cache.plan, cache.group
     meta, shape, rows = plan.meta, plan.shape, plan.meta.context_lens.shape[0]
     padded = triton.next_power_of_2(shape.num_heads // shape.num_kv_heads)
     tile = tuning_of(q.device).prefill_tile(is_window=group != 0)
     tokens = max(1, tile.rows // padded)
     table = meta.block_tables[group]
     _prefill_kernel[(shape.num_kv_heads, q.shape[0] // tokens + rows)](
-        q, kv, sinks, table, meta.context_lens, meta.query_start, out, rows, table.stride(0), plan.scale,
-        **plan.sizes, WINDOW=plan.window(group), GROUP=padded, TOKENS=tokens, KEYS=tile.keys,
-        PAIRS=tile.pairs, STAGES=tile.num_stages, num_warps=tile.num_warps,
+        q, kernel_view(cache.kv), sinks, table, meta.context_lens, meta.query_start, out, rows,
+        table.stride(0), plan.scale, **plan.sizes, WINDOW=plan.window(group), GROUP=padded, TOKENS=tokens,
+        KEYS=tile.keys, PAIRS=tile.pairs, STAGES=tile.num_stages, num_warps=tile.num_warps,
     )  # fmt: skip

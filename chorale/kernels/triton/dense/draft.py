@@ -11,9 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.ops import DraftOps, HeadNorms, PairNorms
+from chorale.kernels.ops import DraftOps, HeadNorms, LayerCache, PairNorms
 from chorale.kernels.triton import tuning
-from chorale.kernels.triton.attention.plan import AttentionPlan
 from chorale.kernels.triton.dense import linear as dense
 from chorale.kernels.triton.dense import skinny_fused
 from chorale.kernels.triton.dense.linear import (
@@ -172,23 +171,16 @@ def _norm_rotate_kernel(
     )  # fmt: skip
 
 
-def norm_rope_cache(
-    qkv: torch.Tensor,
-    norms: HeadNorms,
-    eps: float,
-    rope: torch.Tensor,
-    plan: AttentionPlan,
-    group: int,
-    kv: torch.Tensor,
-) -> torch.Tensor:
+def norm_rope_cache(qkv: torch.Tensor, norms: HeadNorms, eps: float, cache: LayerCache) -> torch.Tensor:
+    plan, kv = cache.plan, cache.kv
     shape, tokens = plan.shape, len(qkv)
     q = torch.empty(tokens, shape.num_heads, shape.head_dim, dtype=norms.dtype, device=qkv.device)
     each = tuning.rotate_heads(tokens)
     programs = triton.cdiv(shape.num_heads + 2 * shape.num_kv_heads, each)
     if tokens:
         _norm_rotate_kernel[(tokens, programs, len(kv))](
-            qkv, norms.weight, rope, plan.meta.slots[group], q, kernel_view(kv), eps, kv.stride(0),
-            **plan.sizes, HEADS=each, **dependent(qkv),
+            qkv, norms.weight, cache.rope, plan.meta.slots[cache.group], q, kernel_view(kv), eps,
+            kv.stride(0), **plan.sizes, HEADS=each, **dependent(qkv),
         )  # fmt: skip
     return q
 
@@ -224,23 +216,17 @@ def join(
     return normed, x
 
 
-def qkv_rope_cache(
-    normed: torch.Tensor,
-    packed: Linear,
-    rope: torch.Tensor,
-    plan: AttentionPlan,
-    group: int,
-    kv: torch.Tensor,
-) -> torch.Tensor:
+def qkv_rope_cache(normed: torch.Tensor, packed: Linear, cache: LayerCache) -> torch.Tensor:
     """Like ``qkv.qkv_rope_cache``, for normed input."""
     tokens, weight = normed.shape[0], packed.weight
     tile = tuning.draft_qkv(tokens)
     if tile is not None and fits(tile, normed, weight) and packed.bias is not None:
-        shape, slots = plan.shape, plan.meta.slots[group]
-        sizes = tokens, shape.num_heads, shape.head_dim
-        q = torch.empty(sizes, dtype=weight.dtype, device=normed.device)
-        view = kernel_view(kv)
-        skinny_fused.qkv(normed, None, weight, packed.bias, 0.0, rope, slots, q, view, plan.sizes, tile)
+        shape, slots = cache.plan.shape, cache.plan.meta.slots[cache.group]
+        q = normed.new_empty(tokens, shape.num_heads, shape.head_dim, dtype=weight.dtype)
+        skinny_fused.qkv(
+            normed, None, weight, packed.bias, 0.0, cache.rope, slots, q, kernel_view(cache.kv),
+            cache.plan.sizes, tile,
+        )  # fmt: skip
         return q
     if tokens == 1:
         qkv = stream_row(normed, weight, tuning.stream_row()).unsqueeze(0)
@@ -248,7 +234,7 @@ def qkv_rope_cache(
         qkv = parts(normed, weight)
     else:
         qkv = product(normed, packed)
-    return rotate_and_cache(qkv, packed, rope, plan, group, kv)
+    return rotate_and_cache(qkv, packed, cache)
 
 
 def project_add(y: torch.Tensor, packed: Linear, x: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.ops import QkvWeights
+from chorale.kernels.ops import LayerCache, QkvWeights
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.attention.plan import AttentionPlan
 from chorale.kernels.triton.dense import skinny_fused
@@ -169,22 +169,16 @@ def _rotate_kernel(
 
 
 def qkv_rope_cache(
-    x: torch.Tensor,
-    normed: torch.Tensor | None,
-    weights: QkvWeights,
-    eps: float,
-    rope: torch.Tensor,
-    plan: AttentionPlan,
-    group: int,
-    kv: torch.Tensor,
+    x: torch.Tensor, normed: torch.Tensor | None, weights: QkvWeights, eps: float, cache: LayerCache
 ) -> torch.Tensor:
-    shape, linear, kv = plan.shape, weights.linear, kernel_view(kv)
+    plan: AttentionPlan = cache.plan
+    shape, linear, kv, rope = plan.shape, weights.linear, kernel_view(cache.kv), cache.rope
     tokens, dim = x.shape[0], shape.head_dim
     heads = shape.num_heads + 2 * shape.num_kv_heads
     q = torch.empty(tokens, shape.num_heads, dim, dtype=linear.weight.dtype, device=x.device)
     if tokens == 0:
         return q
-    slots = plan.meta.slots[group]
+    slots = plan.meta.slots[cache.group]
     if tokens == 1:
         tile = tuning.qkv_row()
         pairs = min(tile.rows, dim // 2)
@@ -215,19 +209,18 @@ def qkv_rope_cache(
     return q
 
 
-def rotate_and_cache(
-    qkv: torch.Tensor, linear: Linear, rope: torch.Tensor, plan: AttentionPlan, group: int, kv: torch.Tensor
-) -> torch.Tensor:
+def rotate_and_cache(qkv: torch.Tensor, linear: Linear, cache: LayerCache) -> torch.Tensor:
     """The last part of ``qkv_rope_cache`` for normed input: ``qkv`` [T, (Nq + 2 Nkv) * D], or its parts
     without bias, [SPLITS, T, ...] float32."""
-    shape, tokens = plan.shape, qkv.shape[-2]
+    plan: AttentionPlan = cache.plan
+    shape, tokens, rope = plan.shape, qkv.shape[-2], cache.rope
     heads = shape.num_heads + 2 * shape.num_kv_heads
     q = torch.empty(tokens, shape.num_heads, shape.head_dim, dtype=linear.weight.dtype, device=qkv.device)
     each = tuning.rotate_heads(tokens)
     if tokens:
         _rotate_kernel[(tokens, triton.cdiv(heads, each))](
-            qkv, rope, linear.bias, 0.0, rope, plan.meta.slots[group], q, kernel_view(kv), **plan.sizes,
-            HEADS=each, H=1, SPLITS=len(qkv) if qkv.dim() == 3 else 0, BLOCK=1, SCALED=False,
+            qkv, rope, linear.bias, 0.0, rope, plan.meta.slots[cache.group], q, kernel_view(cache.kv),
+            **plan.sizes, HEADS=each, H=1, SPLITS=len(qkv) if qkv.dim() == 3 else 0, BLOCK=1, SCALED=False,
             **dependent(qkv),
         )  # fmt: skip
     return q

@@ -15,7 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.triton.kv_elements import from_kv_element, to_kv_element
+from chorale.kernels.ops import LayerCache
+from chorale.kernels.triton.kv_elements import from_kv_element, kernel_view, to_kv_element
 from chorale.kernels.triton.launch import dependent, wait_for_previous
 from chorale.kernels.triton.moe.dequant import place_of
 from chorale.kernels.triton.moe.sort import OWN, Ends, find_tile
@@ -269,16 +270,14 @@ def expand_rotated(
     bias: torch.Tensor,
     ranks: torch.Tensor,
     rows: Rows,
-    rope: torch.Tensor,
-    slots: torch.Tensor,
     q: torch.Tensor,
-    kv: torch.Tensor,
-    sizes: dict[str, int],
+    cache: LayerCache,
 ) -> None:
-    """Add what ``shrink`` found for q, k and v, rotated, to q [T, Nq, D] and to the cache at ``slots``."""
+    """Add what ``shrink`` found for q, k and v, rotated, to q [T, Nq, D] and to the cache."""
+    sizes, slots = cache.plan.sizes, cache.plan.meta.slots[cache.group]
     if len(rows.order):
         _rotate_kernel[(rows.tiles, sizes["NUM_Q"] + 2 * sizes["NUM_KV"])](
-            s, b, bias, ranks, rope, slots, q, kv, rows.order, rows.offsets, len(rows.order), **sizes,
-            R=b.shape[-1], BLOCK=min(b.shape[-1], _RANKS), **rows.constants(), num_warps=2,
-            **dependent(q),
+            s, b, bias, ranks, cache.rope, slots, q, kernel_view(cache.kv), rows.order, rows.offsets,
+            len(rows.order), **sizes, R=b.shape[-1], BLOCK=min(b.shape[-1], _RANKS), **rows.constants(),
+            num_warps=2, **dependent(q),
         )  # fmt: skip

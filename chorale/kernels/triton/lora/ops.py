@@ -15,12 +15,10 @@ from typing import Any
 import torch
 
 from chorale.kernels.adapters import EXPERTS, HEADS, WHOLE, LoraOps
-from chorale.kernels.ops import Ops, QkvWeights, Routed, RouterWeights
-from chorale.kernels.triton.attention.plan import AttentionPlan
+from chorale.kernels.ops import LayerCache, Ops, QkvWeights, Routed, RouterWeights
 from chorale.kernels.triton.dense.linear import Linear
 from chorale.kernels.triton.dense.norm import rms_norm
 from chorale.kernels.triton.invariant import product
-from chorale.kernels.triton.kv_elements import kernel_view
 from chorale.kernels.triton.lora.kernels import Rows, expand, expand_rotated, shrink
 from chorale.kernels.triton.lora.lone import add_pairs
 from chorale.kernels.triton.lora.slots import (
@@ -62,10 +60,7 @@ def qkv_rope_cache(
     normed: torch.Tensor | None,
     weights: QkvWeights,
     eps: float,
-    rope: torch.Tensor,
-    plan: AttentionPlan,
-    group: int,
-    kv: torch.Tensor,
+    cache: LayerCache,
     batch: SlotBatch,
     layer: int,
 ) -> torch.Tensor:
@@ -74,10 +69,9 @@ def qkv_rope_cache(
     if inputs is None:
         inputs = rms_norm(x, weights.norm, eps, weights.linear.weight.dtype)
     s = shrink(inputs, a, ranks, batch.rows)
-    q = base.qkv_rope_cache(x, normed, weights, eps, rope, plan, group, kv)
+    q = base.qkv_rope_cache(x, normed, weights, eps, cache)
     assert bias is not None
-    places, cache = plan.meta.slots[group], kernel_view(kv)
-    expand_rotated(s, b, bias, ranks, batch.rows, rope, places, q, cache, plan.sizes)
+    expand_rotated(s, b, bias, ranks, batch.rows, q, cache)
     return q
 
 

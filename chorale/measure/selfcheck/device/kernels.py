@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from chorale.kernels.ops import AttentionShape, ForwardBatch, Ops, Routed
+from chorale.kernels.ops import AttentionShape, ForwardBatch, LayerCache, Ops, Routed
 from chorale.kernels.reference.ops import rms_norm
 from chorale.measure.selfcheck.check import Failed, Found
 from chorale.measure.selfcheck.device.machine import Machine
@@ -119,25 +119,30 @@ class _Pair:
         exact = replace(tensors, dtype=torch.float32, fp8_activations=False)
         return self._own.pack_experts(tensors), self._exact.pack_experts(exact)
 
-    def _qkv(
-        self, x: Any, _: Any, weights: Any, eps: float, rope: Any, plans: Any, group: int, kv: Any
-    ) -> Any:
+    def _caches(self, cache: LayerCache) -> tuple[LayerCache, LayerCache]:
+        own, exact, _ = cache.plan
+        return cache._replace(plan=own), cache._replace(plan=exact)
+
+    def _qkv(self, x: Any, _: Any, weights: Any, eps: float, cache: LayerCache) -> Any:
         own, exact = (replace(weights, linear=linear) for linear in weights.linear)
+        ours, theirs = self._caches(cache)
+        theirs, kv = theirs._replace(kv=self._exact_kv), cache.kv
         self._following = own
         for what, given in ((_SMALL, small(x, eps)), ("", x)):
-            q = self._own.qkv_rope_cache(given.clone(), None, own, eps, rope, plans[0], group, kv)
-            right = self._exact.qkv_rope_cache(given, None, exact, eps, rope, plans[1], group, self._exact_kv)
+            q = self._own.qkv_rope_cache(given.clone(), None, own, eps, ours)
+            right = self._exact.qkv_rope_cache(given, None, exact, eps, theirs)
             self.compare("qkv_rope_cache: q", q, right, self._product_limit, what)
-            pools = (_read(pool, plans[2][group]) for pool in (kv, self._exact_kv))
+            pools = (_read(pool, cache.plan[2][cache.group]) for pool in (kv, self._exact_kv))
             for name, found, written in zip("kv", *pools, strict=True):
                 self.compare(f"qkv_rope_cache: {name}", found, written, self._kv_limit, what)
         most = torch.finfo(kv.dtype).max
         kv.copy_(self._exact_kv.to(self._dtype).clamp(-most, most))
         return right.to(q.dtype)
 
-    def _attention(self, q: Any, kv: Any, sinks: Any, plans: Any, group: int) -> torch.Tensor:
-        found = self._own.attention(q.clone(), kv, sinks, plans[0], group)
-        exact = self._exact.attention(q.float(), kv, sinks, plans[1], group)
+    def _attention(self, q: Any, sinks: Any, cache: LayerCache) -> torch.Tensor:
+        ours, theirs = self._caches(cache)
+        found = self._own.attention(q.clone(), sinks, ours)
+        exact = self._exact.attention(q.float(), sinks, theirs)
         self.compare("attention", found, exact, self._limit)
         return exact.to(self._dtype)
 
@@ -238,7 +243,7 @@ def _long_attention(machine: Machine, pair: _Pair, shape: AttentionShape, length
         q = q if machine.ops.name == "reference" else q.to(machine.dtype)
         for group, kind in enumerate(("full", "sliding")):
             pair.where = f"{length:,} tokens ({kind}), {step.name}"
-            pair.ops.attention(q, kv, sinks, plan, group)
+            pair.ops.attention(q, sinks, LayerCache(plan, group, kv))
 
 
 def small(x: torch.Tensor, eps: float) -> torch.Tensor:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from chorale.kernels.ops import AttentionMeta, AttentionShape, QkvWeights
+from chorale.kernels.ops import AttentionMeta, AttentionShape, LayerCache, QkvWeights
 from chorale.kernels.reference import attention as paged
 from chorale.kernels.reference import ops as reference
 from chorale.kernels.triton import tuning
@@ -48,11 +48,11 @@ def one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_attention(rows: list[tuple[int, int]], group: int, long: int) -> None:
     shape = replace(SHAPE, full_window=long)
     q, kv, sinks, meta = attention_case(rows, 64, group, shape, torch.float32)
-    found = OPS.attention(q, kv, sinks, OPS.plan_attention(meta, shape, 64), group)
+    found = OPS.attention(q, sinks, LayerCache(OPS.plan_attention(meta, shape, 64), group, kv))
     safe = torch.where(meta.block_tables[0] == FREED, 0, meta.block_tables[0])
     tables = (safe, meta.block_tables[1]) if group else (meta.block_tables[0],) * 2
     theirs = paged.plan_attention(meta_of(rows, tables, meta.slots[0]), shape, 64)
-    check(found, paged.attention(q, kv, sinks, theirs, group), torch.float32)
+    check(found, paged.attention(q, sinks, LayerCache(theirs, group, kv)), torch.float32)
 
 
 @pytest.mark.parametrize(("group", "long"), [(0, 0), (0, 180), (1, 0)])
@@ -69,7 +69,7 @@ def test_bits_of_attention(group: int, long: int, monkeypatch: pytest.MonkeyPatc
         inputs = torch.cat([q[context - new : context] for context, new in rows])
         shape = replace(SHAPE, full_window=long)
         plan = OPS.plan_attention(replace(step, max_context_len=longest), shape, 64)
-        return OPS.attention(inputs, kv, sinks, plan, group)
+        return OPS.attention(inputs, sinks, LayerCache(plan, group, kv))
 
     whole = run([(length, length)], length)[-last:]
     assert torch.equal(run([(length, last)], length), whole)
@@ -118,7 +118,7 @@ def test_bits_of_a_layer() -> None:
         kv = torch.zeros(1, 2, 2, 64, 16, device=DEVICE)
         plan = OPS.plan_attention(meta_of_tokens(len(some), index), SHAPE, 64)
         x = stream[index]
-        q = OPS.qkv_rope_cache(x, None, qkv, EPS, rope[index], plan, 0, kv)
+        q = OPS.qkv_rope_cache(x, None, qkv, EPS, LayerCache(plan, 0, kv, rope[index]))
         x, routed = OPS.project_and_route(attended[index], output, x, router, EPS)
         x, ahead = OPS.moe(routed, experts, x, qkv, EPS)
         assert ahead is not None

@@ -21,7 +21,7 @@ from chorale.kernels.adapters import (
     LowRank,
     SlotSizes,
 )
-from chorale.kernels.ops import AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
+from chorale.kernels.ops import AttentionShape, ExpertTensors, LayerCache, Ops, QkvWeights, RouterWeights
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.kernels.triton.lora import ops as triton_lora
 from chorale.kernels.triton.lora.slots import SlotBatch, TritonSlots
@@ -148,12 +148,10 @@ def test_qkv(tokens: int, dtype: torch.dtype) -> None:
     table = torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)
     meta, results = meta_of([(tokens, tokens)], (table, table), cells), []
     for lora, ops, batch in zip(both(), BOTH, batches(tokens, dtype), strict=True):
-        kv, plan = (
-            torch.zeros(6, 2, 2, 64, DIM, device=DEVICE, dtype=dtype),
-            ops.plan_attention(meta, SHAPE, 64),
-        )
+        kv = torch.zeros(6, 2, 2, 64, DIM, device=DEVICE, dtype=dtype)
+        cache = LayerCache(ops.plan_attention(meta, SHAPE, 64), 1, kv, rope)
         weights = QkvWeights(norm, ops.pack_linear(weight, bias))
-        results.append((lora.qkv_rope_cache(x, None, weights, 1e-5, rope, plan, 1, kv, batch, 0), kv))
+        results.append((lora.qkv_rope_cache(x, None, weights, 1e-5, cache, batch, 0), kv))
     (q, kv), (expected_q, expected_kv) = results
     check(q, expected_q, dtype)
     check(kv, expected_kv, dtype)
