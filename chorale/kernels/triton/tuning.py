@@ -469,7 +469,7 @@ REDUCE_WIDE_ROWS = 16
 # per program (at least one warp).
 REDUCE_SPLIT_ROWS = 64
 REDUCE_LANES = 32
-PREFETCH_PROGRAMS = 128  # programs of a one-shot call that prefetch weights into L2
+REDUCE_WARPS = 16  # maximum warps of a program: a thread has eight columns and waits once
 # Programs per round of the search for a filter's threshold: four times as many as an H200 runs at once.
 ROUND_PROGRAMS = 2112
 
@@ -478,17 +478,6 @@ def one_shot_rows(ranks: int) -> int:
     """Return the maximum rows for which every rank sums all rows; above, each rank sums and norms its own
     rows."""
     return {2: 1024, 4: 96, 8: 32}[ranks]
-
-
-def reduce_few() -> Tile:
-    """Return the tile of a one-shot call; ``rows`` per program. 16 warps: a thread has eight columns and
-    waits once."""
-    return Tile(1, 1, 0, 16, 1)
-
-
-def reduce_many() -> Tile:
-    """Return the tile of a two-shot call; ``rows``: rows in flight per program."""
-    return Tile(1, 1, 0, 16, 1)
 
 
 def reduce_programs(rows: int) -> int:

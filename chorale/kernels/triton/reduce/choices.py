@@ -16,26 +16,17 @@ import triton.language as tl
 from chorale.kernels.triton.launch import wait_for_previous
 from chorale.kernels.triton.reduce.columns import clear_ranks8, code_of
 from chorale.kernels.triton.reduce.one_shot import count_calls, send_to_peers
-from chorale.kernels.triton.reduce.words import receive2
+from chorale.kernels.triton.reduce.words import receive
 
 
 @triton.jit
-def _floats(ids_ptr, first, there, k: tl.constexpr, K: tl.constexpr):
-    """Return id number ``k`` of each token, as the bits of a float."""
+def _loaded(ptr, first, there, k: tl.constexpr, K: tl.constexpr):
+    """Return number ``k`` of each token's choice; 0 from K on."""
     if k < K:
-        ids = tl.load(ids_ptr + first + k, mask=there, other=0).to(tl.int32)
+        found = tl.load(ptr + first + k, mask=there, other=0)
     else:
-        ids = there.to(tl.int32) * 0
-    return ids.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _gates(gates_ptr, first, there, k: tl.constexpr, K: tl.constexpr):
-    if k < K:
-        gates = tl.load(gates_ptr + first + k, mask=there, other=0.0)
-    else:
-        gates = there.to(tl.float32) * 0.0
-    return gates
+        found = (first * 0).to(ptr.dtype.element_ty)
+    return found
 
 
 @triton.jit
@@ -78,12 +69,12 @@ def _choices_kernel(
     calls = tl.load(calls_ptr + row * COUNTERS)
     place = ((calls & 1) * N).to(tl.int64) * from_bytes + row.to(tl.int64) * (4 * H) + lanes * 32
     first = local.to(tl.int64) * K
-    own = (
-        _floats(own_ids_ptr, first, inside, 0, K), _floats(own_ids_ptr, first, inside, 1, K),
-        _floats(own_ids_ptr, first, inside, 2, K), _floats(own_ids_ptr, first, inside, 3, K),
-        _gates(own_gates_ptr, first, inside, 0, K), _gates(own_gates_ptr, first, inside, 1, K),
-        _gates(own_gates_ptr, first, inside, 2, K), _gates(own_gates_ptr, first, inside, 3, K),
-    )  # fmt: skip
+    own: tl.tuple = ()
+    for k in tl.static_range(4):
+        ids = _loaded(own_ids_ptr, first, inside, k, K).to(tl.int32)
+        own += (ids.to(tl.float32, bitcast=True),)
+    for k in tl.static_range(4):
+        own += (_loaded(own_gates_ptr, first, inside, k, K),)
     send_to_peers(peers_ptr, place + rank * from_bytes, inside, own, rank, N, True, ASM)
     to = token.to(tl.int64) * K
     for k in tl.static_range(K):
@@ -93,7 +84,7 @@ def _choices_kernel(
         theirs = other * R + local
         code = code_of(other, (lanes < H // 8) & (local < R) & (theirs < T), rank)
         at = here + place + tl.cast(other, tl.int64) * from_bytes
-        words = receive2((at, at + 16), (code, code), status, ASM)
+        words = receive((at, at + 16), (code, code), status, ASM)
         _store_choices(ids_ptr, gates_ptr, theirs.to(tl.int64) * K, code != 0, words, K)
     clear_ranks8(here + place, from_bytes, (lanes < H // 8) & (local < R), rank, N, True, ASM)
     tl.debug_barrier()  # all threads have read the counter

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from chorale.kernels.triton.reduce.words import EMPTY, load4, receive2, receive4, store4
+from chorale.kernels.triton.reduce.words import EMPTY, load4, receive, store4
 
 OTHER_NAN = tl.constexpr(0x7FFFFFFF)  # EMPTY, positive
 
@@ -17,16 +17,10 @@ OTHER_NAN = tl.constexpr(0x7FFFFFFF)  # EMPTY, positive
 @triton.jit
 def _floats(words):
     """Convert four words of bfloat16 to eight columns."""
-    return (
-        (words[0] << 16).to(tl.float32, bitcast=True),
-        (words[0] & -65536).to(tl.float32, bitcast=True),
-        (words[1] << 16).to(tl.float32, bitcast=True),
-        (words[1] & -65536).to(tl.float32, bitcast=True),
-        (words[2] << 16).to(tl.float32, bitcast=True),
-        (words[2] & -65536).to(tl.float32, bitcast=True),
-        (words[3] << 16).to(tl.float32, bitcast=True),
-        (words[3] & -65536).to(tl.float32, bitcast=True),
-    )
+    v: tl.tuple = ()
+    for n in tl.static_range(4):
+        v += ((words[n] << 16).to(tl.float32, bitcast=True), (words[n] & -65536).to(tl.float32, bitcast=True))
+    return v
 
 
 @triton.jit
@@ -42,54 +36,43 @@ def _rounded(x, ASM: tl.constexpr):
 
 @triton.jit
 def _packed(v, ASM: tl.constexpr):
-    return (
-        _rounded(v[0], ASM) | (_rounded(v[1], ASM) << 16),
-        _rounded(v[2], ASM) | (_rounded(v[3], ASM) << 16),
-        _rounded(v[4], ASM) | (_rounded(v[5], ASM) << 16),
-        _rounded(v[6], ASM) | (_rounded(v[7], ASM) << 16),
-    )
+    words: tl.tuple = ()
+    for n in tl.static_range(4):
+        words += (_rounded(v[2 * n], ASM) | (_rounded(v[2 * n + 1], ASM) << 16),)
+    return words
 
 
 @triton.jit
-def _bits(a, b, c, d):
-    return (
-        a.to(tl.int32, bitcast=True),
-        b.to(tl.int32, bitcast=True),
-        c.to(tl.int32, bitcast=True),
-        d.to(tl.int32, bitcast=True),
-    )
+def _bits(v):
+    """Convert columns of float32 to words."""
+    words: tl.tuple = ()
+    for n in tl.static_range(len(v)):
+        words += (v[n].to(tl.int32, bitcast=True),)
+    return words
 
 
 @triton.jit
 def full4(words):
-    """Return whether no word is EMPTY."""
-    return (
-        tl.where(words[0] == EMPTY, OTHER_NAN, words[0]),
-        tl.where(words[1] == EMPTY, OTHER_NAN, words[1]),
-        tl.where(words[2] == EMPTY, OTHER_NAN, words[2]),
-        tl.where(words[3] == EMPTY, OTHER_NAN, words[3]),
-    )
+    """Return the words, of which none is EMPTY."""
+    full: tl.tuple = ()
+    for n in tl.static_range(4):
+        full += (tl.where(words[n] == EMPTY, OTHER_NAN, words[n]),)
+    return full
 
 
 @triton.jit
-def _joined(low, high):
-    """Convert two times four words of float32 to eight columns."""
-    return (
-        low[0].to(tl.float32, bitcast=True),
-        low[1].to(tl.float32, bitcast=True),
-        low[2].to(tl.float32, bitcast=True),
-        low[3].to(tl.float32, bitcast=True),
-        high[0].to(tl.float32, bitcast=True),
-        high[1].to(tl.float32, bitcast=True),
-        high[2].to(tl.float32, bitcast=True),
-        high[3].to(tl.float32, bitcast=True),
-    )
+def _columns(words):
+    """Convert words of float32 to columns."""
+    v: tl.tuple = ()
+    for n in tl.static_range(len(words)):
+        v += (words[n].to(tl.float32, bitcast=True),)
+    return v
 
 
 @triton.jit
 def load8(address, there, WIDE: tl.constexpr, ASM: tl.constexpr):
     if WIDE:
-        values = _joined(load4(address, there, ASM), load4(address + 16, there, ASM))
+        values = _columns(load4(address, there, ASM) + load4(address + 16, there, ASM))
     else:
         values = _floats(load4(address, there, ASM))
     return values
@@ -98,8 +81,8 @@ def load8(address, there, WIDE: tl.constexpr, ASM: tl.constexpr):
 @triton.jit
 def store8(address, there, v, WIDE: tl.constexpr, ASM: tl.constexpr):
     if WIDE:
-        store4(address, there, _bits(v[0], v[1], v[2], v[3]), False, ASM)
-        store4(address + 16, there, _bits(v[4], v[5], v[6], v[7]), False, ASM)
+        store4(address, there, _bits(v[:4]), False, ASM)
+        store4(address + 16, there, _bits(v[4:]), False, ASM)
     else:
         store4(address, there, _packed(v, ASM), False, ASM)
 
@@ -107,8 +90,8 @@ def store8(address, there, v, WIDE: tl.constexpr, ASM: tl.constexpr):
 @triton.jit
 def send8(address, there, v, WIDE: tl.constexpr, ASM: tl.constexpr):
     if WIDE:
-        store4(address, there, full4(_bits(v[0], v[1], v[2], v[3])), True, ASM)
-        store4(address + 16, there, full4(_bits(v[4], v[5], v[6], v[7])), True, ASM)
+        store4(address, there, full4(_bits(v[:4])), True, ASM)
+        store4(address + 16, there, full4(_bits(v[4:])), True, ASM)
     else:
         store4(address, there, _packed(v, ASM), True, ASM)
 
@@ -134,36 +117,34 @@ def rounded8(v, WIDE: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def add8(a, b):
-    return (
-        a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3],
-        a[4] + b[4], a[5] + b[5], a[6] + b[6], a[7] + b[7],
-    )  # fmt: skip
+    v: tl.tuple = ()
+    for n in tl.static_range(8):
+        v += (a[n] + b[n],)
+    return v
 
 
 @triton.jit
 def sub8(a, b):
-    return (
-        a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3],
-        a[4] - b[4], a[5] - b[5], a[6] - b[6], a[7] - b[7],
-    )  # fmt: skip
+    v: tl.tuple = ()
+    for n in tl.static_range(8):
+        v += (a[n] - b[n],)
+    return v
 
 
 @triton.jit
 def select8(condition, a, b):
-    return (
-        tl.where(condition, a[0], b[0]), tl.where(condition, a[1], b[1]),
-        tl.where(condition, a[2], b[2]), tl.where(condition, a[3], b[3]),
-        tl.where(condition, a[4], b[4]), tl.where(condition, a[5], b[5]),
-        tl.where(condition, a[6], b[6]), tl.where(condition, a[7], b[7]),
-    )  # fmt: skip
+    v: tl.tuple = ()
+    for n in tl.static_range(8):
+        v += (tl.where(condition, a[n], b[n]),)
+    return v
 
 
 @triton.jit
 def multiply8(a, b):
-    return (
-        a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3],
-        a[4] * b[4], a[5] * b[5], a[6] * b[6], a[7] * b[7],
-    )  # fmt: skip
+    v: tl.tuple = ()
+    for n in tl.static_range(8):
+        v += (a[n] * b[n],)
+    return v
 
 
 @triton.jit
@@ -174,19 +155,13 @@ def dot_lanes8(a, b):
 
 
 @triton.jit
-def scaled8(x, scale, norm):
-    """Return x times ``scale`` [ROWS] times ``norm``."""
-    by = scale[:, None]
-    return (
-        x[0] * by * norm[0], x[1] * by * norm[1], x[2] * by * norm[2], x[3] * by * norm[3],
-        x[4] * by * norm[4], x[5] * by * norm[5], x[6] * by * norm[6], x[7] * by * norm[7],
-    )  # fmt: skip
-
-
-@triton.jit
 def normed8(x, norm, eps, H: tl.constexpr):
     """Return the RMS norm of rows x times ``norm``."""
-    return scaled8(x, 1.0 / tl.sqrt(tl.sum(dot_lanes8(x, x), 1) / H + eps), norm)
+    scale = (1.0 / tl.sqrt(tl.sum(dot_lanes8(x, x), 1) / H + eps))[:, None]
+    v: tl.tuple = ()
+    for n in tl.static_range(8):
+        v += (x[n] * scale * norm[n],)
+    return v
 
 
 @triton.jit
@@ -271,15 +246,15 @@ def sum_of_ranks8(
         b = a + from_bytes
         a_code, b_code = code_of(begin, inside, rank), code_of(begin + 1, inside, rank)
         if WIDE:
-            w = receive4((a, a + 16, b, b + 16), (a_code, a_code, b_code, b_code), status, ASM)
-            first, second = _joined(w[0], w[1]), _joined(w[2], w[3])
+            w = receive((a, a + 16, b, b + 16), (a_code, a_code, b_code, b_code), status, ASM)
+            first, second = _columns(w[0] + w[1]), _columns(w[2] + w[3])
         elif together == 2:
-            w = receive2((a, b), (a_code, b_code), status, ASM)
+            w = receive((a, b), (a_code, b_code), status, ASM)
             first, second = _floats(w[0]), _floats(w[1])
         else:
             c_code, d_code = code_of(begin + 2, inside, rank), code_of(begin + 3, inside, rank)
             places = (a, b, b + from_bytes, b + 2 * from_bytes)
-            w = receive4(places, (a_code, b_code, c_code, d_code), status, ASM)
+            w = receive(places, (a_code, b_code, c_code, d_code), status, ASM)
             first, second = _floats(w[0]), _floats(w[1])
         first = select8(rank == begin, own, first)
         if begin == 0:

@@ -31,7 +31,6 @@ from chorale.kernels.triton.reduce.columns import (
     store8,
     sum_of_ranks8,
 )
-from chorale.kernels.triton.reduce.words import prefetch
 
 
 @triton.jit
@@ -47,14 +46,14 @@ def send_to_peers(
 
 @triton.jit
 def count_calls(calls_ptr, rows, calls, there, COUNTERS: tl.constexpr):
-    """Count one more call of whole rows [ROWS, 1]."""
+    """Count one more call of whole rows."""
     counters = tl.arange(0, COUNTERS)[None, :]
     tl.store(calls_ptr + rows * COUNTERS + counters, calls + 1 + counters * 0, mask=there & (counters >= 0))
 
 
 @triton.jit(
     do_not_specialize=[
-        "T", "rank", "split_stride", "row_stride", "row_programs", "first_expert", "num_experts",
+        "T", "rank", "split_stride", "row_stride", "first_expert", "num_experts",
     ]
 )  # fmt: skip
 def _rows_kernel(
@@ -70,13 +69,10 @@ def _rows_kernel(
     peers_ptr,  # [N] int64: start address of each rank's memory
     calls_ptr,  # [rows, COUNTERS] int32
     status,  # address
-    next_address,  # memory that later kernels read (if PREFETCH)
-    next_bytes,
     T,
     rank,
     split_stride,
     row_stride,
-    row_programs,
     from_bytes,  # bytes per sender
     eps,
     K: tl.constexpr,  # pairs per row (if pair_ids_ptr)
@@ -86,16 +82,14 @@ def _rows_kernel(
     HAS_BIAS: tl.constexpr,
     NORM: tl.constexpr,
     WIDE: tl.constexpr,  # words are float32
-    ROWS: tl.constexpr,
     BLOCKS: tl.constexpr,  # programs per row; more than one only without NORM
     LANES: tl.constexpr,  # lanes per program
     COUNTERS: tl.constexpr,
-    PREFETCH: tl.constexpr,
     ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     pid = tl.program_id(0)
-    rows = pid // BLOCKS * ROWS + tl.arange(0, ROWS)[:, None]
+    rows = pid // BLOCKS + tl.arange(0, 1)[:, None]
     block = pid % BLOCKS
     lanes = block * LANES + tl.arange(0, LANES)[None, :]
     inside = (rows < T) & (lanes < H // 8)
@@ -103,39 +97,30 @@ def _rows_kernel(
     if NORM:
         norm = load8(norm_ptr.to(tl.int64) + (rows * 0 + lanes) * 32, lanes + rows * 0 < H // 8, True, ASM)
     wait_for_previous(PDL)
-    if PREFETCH and pid >= row_programs:
-        each = tl.cdiv(next_bytes // 16, tl.num_programs(0) - row_programs) * 16
-        begin = (pid - row_programs).to(tl.int64) * each
-        end = tl.minimum(begin + each, next_bytes)
-        for ahead in range(begin, end, 16384):
-            prefetch(next_address + ahead, tl.minimum(end - ahead, 16384).to(tl.int32), ASM)
+    calls = tl.load(calls_ptr + rows * COUNTERS + block, mask=rows < T, other=0)
+    if pair_ids_ptr is None:
+        part = part8(y_ptr, b_ptr, rows, lanes, inside, split_stride, row_stride, SPLITS, HAS_BIAS, ASM)
     else:
-        calls = tl.load(calls_ptr + rows * COUNTERS + block, mask=rows < T, other=0)
-        if pair_ids_ptr is None:
-            part = part8(y_ptr, b_ptr, rows, lanes, inside, split_stride, row_stride, SPLITS, HAS_BIAS, ASM)
-        else:
-            part = own_part8(
-                y_ptr, pair_ids_ptr, rows, rows < T, lanes, inside, first_expert, num_experts, split_stride,
-                row_stride, K, SPLITS, ASM,
-            )  # fmt: skip
-        slot = ((calls & 1) * N).to(tl.int64) * from_bytes
-        place = slot + rows.to(tl.int64) * (4 * H) + lanes * (32 if WIDE else 16)
-        send_to_peers(peers_ptr, place + rank * from_bytes, inside, part, rank, N, WIDE, ASM)
-        bytes_of_row = rows.to(tl.int64) * (4 * H) + lanes * 32
-        x = load8(x_ptr.to(tl.int64) + bytes_of_row, inside, True, ASM)
-        own = rounded8(part, WIDE, ASM)
-        total = sum_of_ranks8(own, here + place, from_bytes, inside, rank, status, N, WIDE, ASM)
-        x = add8(x, total)
-        store8(sum_ptr.to(tl.int64) + bytes_of_row, inside, x, True, ASM)
-        if NORM:
-            wide: tl.constexpr = normed_ptr.dtype.element_ty == tl.float32
-            normed_at = normed_ptr.to(tl.int64) + (rows.to(tl.int64) * (H // 8) + lanes) * (
-                32 if wide else 16
-            )
-            store8(normed_at, inside, normed8(x, norm, eps, H), wide, ASM)
-        clear_ranks8(here + place, from_bytes, inside, rank, N, WIDE, ASM)
-        tl.debug_barrier()  # all threads have read the counters
-        if BLOCKS == 1:
-            count_calls(calls_ptr, rows, calls, rows < T, COUNTERS)
-        else:
-            tl.store(calls_ptr + rows * COUNTERS + block, calls + 1, mask=rows < T)
+        part = own_part8(
+            y_ptr, pair_ids_ptr, rows, rows < T, lanes, inside, first_expert, num_experts, split_stride,
+            row_stride, K, SPLITS, ASM,
+        )  # fmt: skip
+    slot = ((calls & 1) * N).to(tl.int64) * from_bytes
+    place = slot + rows.to(tl.int64) * (4 * H) + lanes * (32 if WIDE else 16)
+    send_to_peers(peers_ptr, place + rank * from_bytes, inside, part, rank, N, WIDE, ASM)
+    bytes_of_row = rows.to(tl.int64) * (4 * H) + lanes * 32
+    x = load8(x_ptr.to(tl.int64) + bytes_of_row, inside, True, ASM)
+    own = rounded8(part, WIDE, ASM)
+    total = sum_of_ranks8(own, here + place, from_bytes, inside, rank, status, N, WIDE, ASM)
+    x = add8(x, total)
+    store8(sum_ptr.to(tl.int64) + bytes_of_row, inside, x, True, ASM)
+    if NORM:
+        wide: tl.constexpr = normed_ptr.dtype.element_ty == tl.float32
+        normed_at = normed_ptr.to(tl.int64) + (rows.to(tl.int64) * (H // 8) + lanes) * (32 if wide else 16)
+        store8(normed_at, inside, normed8(x, norm, eps, H), wide, ASM)
+    clear_ranks8(here + place, from_bytes, inside, rank, N, WIDE, ASM)
+    tl.debug_barrier()  # all threads have read the counters
+    if BLOCKS == 1:
+        count_calls(calls_ptr, rows, calls, rows < T, COUNTERS)
+    else:
+        tl.store(calls_ptr + rows * COUNTERS + block, calls + 1, mask=rows < T)

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from chorale.kernels.triton import tuning
-from chorale.kernels.triton.dense.norm import Norm
+from chorale.kernels.triton.dense.norm import Norm, sum_ending
 from chorale.kernels.triton.launch import dependent, is_nvidia
 from chorale.kernels.triton.moe.combine import ALL_PAIRS, SomePairs
 from chorale.kernels.triton.reduce.choices import _choices_kernel
@@ -52,7 +52,8 @@ class SymmetricReducer:
         device = memory.buffer.device
         self._asm = is_nvidia(device)
         # A thread has eight columns: two threads with the same columns would clear each other's words.
-        self._warps = max(1, triton.next_power_of_2(layout.hidden // 8) // 32)
+        warps = max(1, triton.next_power_of_2(layout.hidden // 8) // 32)
+        self._warps = min(tuning.REDUCE_WARPS, warps)
         pinned = device.type == "cuda"  # kernels write it, and the host reads it even while kernels hang
         self._status = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
         self.set_limit(seconds)
@@ -68,7 +69,6 @@ class SymmetricReducer:
             layout.numbers,
             self.rank,
             self.size,
-            self._asm,
         )
         layout.prepare(memory)
 
@@ -107,7 +107,7 @@ class SymmetricReducer:
             return None
         parts = torch.zeros(1, rows, hidden, device=own.device)
         parts.view(-1)[self.rank * count : (self.rank + 1) * count] = own.reshape(-1)
-        total = self._one_shot(parts, None, torch.zeros(rows, hidden, device=own.device), None, None).x
+        total = self._one_shot(parts, None, torch.zeros(rows, hidden, device=own.device), None).x
         return total.view(-1)[: self.size * count].view(self.size, *own.shape)
 
     def add_norm(
@@ -119,18 +119,16 @@ class SymmetricReducer:
         *,
         low: bool = False,
         whole: bool = False,
-        following: torch.Tensor | None = None,
         some: SomePairs | None = None,
     ) -> Reduced:
         """x [T, H] float32 += bias + the sum of parts [S, T, H] over all ranks; also returns the normed x.
 
         ``bias`` [H] is this rank's alone. ``low``, ``whole``: a two-shot call also returns the rounding error
-        of the norm of own rows; all rows of x. ``following``: weights that an idle part of the GPU prefetches
-        into L2 (one-shot, Hopper and later). ``some``: only these pairs have parts, in float32 (one-shot, no
-        bias).
+        of the norm of own rows; all rows of x. ``some``: only these pairs have parts, in float32 (one-shot,
+        no bias).
         """
         if self.is_one_shot(x.shape[0]):
-            return self._one_shot(parts, bias, x, norm, following, some)
+            return self._one_shot(parts, bias, x, norm, some)
         assert some is None
         return self._two_shot(parts, bias, x, norm, low=low, whole=whole)
 
@@ -140,33 +138,21 @@ class SymmetricReducer:
         bias: torch.Tensor | None,
         x: torch.Tensor,
         norm: Norm | None,
-        following: torch.Tensor | None,
         some: SomePairs | None = None,
     ) -> Reduced:
-        tokens, hidden = x.shape
-        launch = dependent(x)
-        tile = tuning.reduce_few()
-        normed = None if norm is None else torch.empty(tokens, hidden, dtype=norm.dtype, device=x.device)
+        tokens = x.shape[0]
+        normed, (weight, normed_or_x, eps) = sum_ending(norm, x)
         split = norm is None and tokens <= tuning.REDUCE_SPLIT_ROWS  # rows are divided among programs
-        rows, blocks = (1, self._blocks) if split else (tile.rows, 1)
-        programs, fetching = triton.cdiv(tokens, rows) * blocks, 0
-        constants = self._constants(parts, bias, wide=self._is_wide(tokens))
-        warps = min(tile.num_warps, self._warps * rows)
+        constants, warps = self._constants(parts, bias, wide=self._is_wide(tokens)), self._warps
         if split:
             constants["LANES"], warps = tuning.REDUCE_LANES, max(1, tuning.REDUCE_LANES // 32)
-        if following is not None and launch["PDL"]:
-            fetching = max(0, tuning.PREFETCH_PROGRAMS - programs)
-        _rows_kernel[(programs + fetching,)](
-            parts, *(some or ALL_PAIRS), parts if bias is None else bias, x, x,
-            x if norm is None else norm.weight, x if normed is None else normed,
+        blocks = self._blocks if split else 1
+        _rows_kernel[(tokens * blocks,)](
+            parts, *(some or ALL_PAIRS), parts if bias is None else bias, x, x, weight, normed_or_x,
             self.memory.addresses, self._few_calls, self._status.data_ptr(),
-            following.data_ptr() if following is not None and fetching else 0,
-            following.nbytes if following is not None and fetching else 0,
-            tokens, self.rank, parts.stride(0), parts.stride(1), programs, self.layout.few_from,
-            0.0 if norm is None else norm.eps,
-            K=0 if some is None else some.ids.shape[1],
-            PREFETCH=fetching > 0, NORM=norm is not None, ROWS=rows, BLOCKS=blocks, COUNTERS=self._counters,
-            num_warps=warps, **constants, **launch,
+            tokens, self.rank, parts.stride(0), parts.stride(1), self.layout.few_from, eps,
+            K=0 if some is None else some.ids.shape[1], NORM=norm is not None, BLOCKS=blocks,
+            COUNTERS=self._counters, num_warps=warps, **constants, **dependent(x),
         )  # fmt: skip
         return Reduced(x, normed, None)
 
@@ -183,19 +169,19 @@ class SymmetricReducer:
         layout, tokens = self.layout, x.shape[0]
         if tokens > layout.tokens:
             raise ValueError(f"{tokens} rows, and there is memory for {layout.tokens}")
-        tile, rows = tuning.reduce_many(), triton.cdiv(tokens, self.size)
+        rows = triton.cdiv(tokens, self.size)
         low &= norm is not None and norm.dtype != torch.float32
         rest = torch.empty(rows, layout.hidden, dtype=layout.dtype, device=x.device) if low else None
-        _scattered_kernel[(min(tuning.reduce_programs(rows), triton.cdiv(rows, tile.rows)),)](
+        _scattered_kernel[(min(tuning.reduce_programs(rows), rows),)](
             parts, parts if bias is None else bias, x, x if norm is None else norm.weight,
             x if rest is None else rest, self.memory.addresses, self._many_calls, self._status.data_ptr(),
             tokens, rows, self.rank, parts.stride(0), parts.stride(1),
             layout.words, layout.many_from, layout.normed, layout.whole, layout.flags,
             0.0 if norm is None else norm.eps,
             NORM=norm is not None, NORM_WIDE=norm is not None and norm.dtype == torch.float32, LOW=low,
-            WHOLE=whole, ROWS=tile.rows, FLAGS=tuning.REDUCE_FLAGS,
+            WHOLE=whole, FLAGS=tuning.REDUCE_FLAGS,
             **self._constants(parts, bias, wide=layout.dtype == torch.float32),
-            num_warps=min(tile.num_warps, self._warps * tile.rows), **dependent(x),
+            num_warps=self._warps, **dependent(x),
         )  # fmt: skip
         result, memory = layout.result, self.memory
         return Reduced(
@@ -225,7 +211,7 @@ class SymmetricReducer:
             tokens, rows, self.rank, self.layout.few_from,
             H=hidden, N=self.size, K=top_k, LANES=triton.next_power_of_2(hidden // 8),
             COUNTERS=self._counters, ASM=self._asm,
-            num_warps=min(tuning.reduce_few().num_warps, self._warps), **dependent(own_ids),
+            num_warps=self._warps, **dependent(own_ids),
         )  # fmt: skip
         return ids, gates
 

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from chorale.kernels.triton.reduce.columns import code_of, full4
 from chorale.kernels.triton.reduce.memory import ROW_WORDS
-from chorale.kernels.triton.reduce.words import EMPTY, load4, receive2, store4
+from chorale.kernels.triton.reduce.words import EMPTY, load4, receive, store4
 
 WORDS = tl.constexpr(ROW_WORDS)
 
@@ -34,7 +34,6 @@ class RowExchange:
     begin: int  # offset of the words in that memory, bytes
     rank: int
     size: int
-    asm: bool
 
     def covers(self, rows: int) -> bool:
         return rows <= self.calls.shape[0]
@@ -81,7 +80,7 @@ def swap_row(
         a = here + place + first * tl.cast(from_bytes, tl.int64)
         b = a + from_bytes
         a_code, b_code = code_of(first, inside, rank), code_of(first + 1, inside, rank)
-        words = receive2((a, b), (a_code, b_code), status, ASM)
+        words = receive((a, b), (a_code, b_code), status, ASM)
         found = all_ptr.to(tl.int64) + first * tl.cast(rank_stride, tl.int64) * 4 + lanes * 16
         store4(found, a_code != 0, words[0], False, ASM)
         store4(found + tl.cast(rank_stride, tl.int64) * 4, b_code != 0, words[1], False, ASM)

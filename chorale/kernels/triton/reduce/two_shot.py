@@ -63,14 +63,13 @@ def _scattered_kernel(
     LOW: tl.constexpr,
     WHOLE: tl.constexpr,
     WIDE: tl.constexpr,  # words are float32
-    ROWS: tl.constexpr,
     LANES: tl.constexpr,
     FLAGS: tl.constexpr,  # flags per rank
     ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    pid, step = tl.program_id(0), tl.num_programs(0) * ROWS
-    some = tl.arange(0, ROWS)[:, None]
+    pid, step = tl.program_id(0), tl.num_programs(0)
+    some = tl.arange(0, 1)[:, None]
     lanes = tl.arange(0, LANES)[None, :]
     there = lanes + some * 0 < H // 8
     here = tl.load(peers_ptr + rank)
@@ -86,14 +85,14 @@ def _scattered_kernel(
     for shift in tl.static_range(1, N):
         owner = (rank + shift) % N
         to = tl.load(peers_ptr + owner) + words + rank * from_bytes
-        for begin in range(pid * ROWS, R, step):
+        for begin in range(pid, R, step):
             local = begin + some
             rows = owner * R + local
             inside = there & (local < R) & (rows < T)
             part = part8(y_ptr, b_ptr, rows, lanes, inside, split_stride, row_stride, SPLITS, HAS_BIAS, ASM)
             send8(to + local.to(tl.int64) * row_bytes + lanes * lane_bytes, inside, part, WIDE, ASM)
 
-    for begin in range(pid * ROWS, R, step):
+    for begin in range(pid, R, step):
         local = begin + some
         rows = rank * R + local
         inside = there & (local < R) & (rows < T)

@@ -69,7 +69,12 @@ def _receive_text(count: int) -> str:
     return "{\n" + "\n".join(lines) + "\n}"
 
 
+def _receive_operands(count: int) -> str:
+    return ",".join(["=&r"] * (4 * count) + ["l"] * count + ["r"] * count + ["l"])
+
+
 _RECEIVE2, _RECEIVE4 = tl.constexpr(_receive_text(2)), tl.constexpr(_receive_text(4))
+_OPERANDS2, _OPERANDS4 = tl.constexpr(_receive_operands(2)), tl.constexpr(_receive_operands(4))
 # Thread n of the program writes the flag of rank n, or waits for that flag.
 _PUBLISH = tl.constexpr("""{
 .reg .pred mine; .reg .b32 n; .reg .b64 to; mov.u32 n, %tid.x; mov.b32 $0, 0;
@@ -94,10 +99,6 @@ ld.acquire.sys.global.b32 some, [from]; sub.s32 some, some, $3; setp.lt.s32 more
     + _GIVE_UP.format(status="$6", shift=1)
     + "st.relaxed.sys.global.b32 [$6], n;\nDONE:\n}"
 )
-_PREFETCH = tl.constexpr("""{
-.reg .pred first; .reg .b32 n; mov.u32 n, %tid.x; setp.eq.s32 first, n, 0; mov.b32 $0, 0;
-@first cp.async.bulk.prefetch.L2.global [$1], $2;
-}""")
 
 
 # ------------------------------------------------------------------ four words
@@ -181,44 +182,20 @@ def _poll4(place, code, status):
 
 
 @triton.jit
-def receive2(places, codes, status, ASM: tl.constexpr):
-    """Return the words at two addresses as a pair, once none is EMPTY. Codes: see ``_receive_text``."""
+def receive(places, codes, status, ASM: tl.constexpr):
+    """Return the words at two or four addresses, once none is EMPTY. Codes: see ``_receive_text``."""
+    count: tl.constexpr = len(places)
+    words: tl.tuple = ()
     if ASM:
-        w = tl.inline_asm_elementwise(
-            _RECEIVE2, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,l,l,r,r,l",
-            (places[0], places[1], codes[0], codes[1], status), is_pure=False, pack=1,
-            dtype=(
-                tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32,
-            ),
+        found = tl.inline_asm_elementwise(
+            _RECEIVE2 if count == 2 else _RECEIVE4, _OPERANDS2 if count == 2 else _OPERANDS4,
+            places + codes + (status,), dtype=(tl.int32,) * (4 * count), is_pure=False, pack=1,
         )  # fmt: skip
-        words = ((w[0], w[1], w[2], w[3]), (w[4], w[5], w[6], w[7]))
+        for k in tl.static_range(count):
+            words += ((found[4 * k], found[4 * k + 1], found[4 * k + 2], found[4 * k + 3]),)
     else:
-        words = (_poll4(places[0], codes[0], status), _poll4(places[1], codes[1], status))
-    return words
-
-
-@triton.jit
-def receive4(places, codes, status, ASM: tl.constexpr):
-    """``receive2`` for four addresses."""
-    if ASM:
-        w = tl.inline_asm_elementwise(
-            _RECEIVE4, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,l,l,l,l,r,r,r,r,l",
-            (places[0], places[1], places[2], places[3], codes[0], codes[1], codes[2], codes[3], status),
-            is_pure=False, pack=1,
-            dtype=(
-                tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32,
-                tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32,
-            ),
-        )  # fmt: skip
-        words = (
-            (w[0], w[1], w[2], w[3]), (w[4], w[5], w[6], w[7]),
-            (w[8], w[9], w[10], w[11]), (w[12], w[13], w[14], w[15]),
-        )  # fmt: skip
-    else:
-        words = (
-            _poll4(places[0], codes[0], status), _poll4(places[1], codes[1], status),
-            _poll4(places[2], codes[2], status), _poll4(places[3], codes[3], status),
-        )  # fmt: skip
+        for k in tl.static_range(count):
+            words += (_poll4(places[k], codes[k], status),)
     return words
 
 
@@ -266,12 +243,3 @@ def wait_for_flags(first, stride, value, rank, status, N: tl.constexpr, ASM: tl.
                         tl.store(code_at, rank * 0 + other + 1)
                         waiting = rank < 0
     tl.debug_barrier()
-
-
-@triton.jit
-def prefetch(address, size, ASM: tl.constexpr):
-    """Prefetch ``size`` bytes (a multiple of 16) into L2; Hopper and later."""
-    if ASM:
-        tl.inline_asm_elementwise(
-            _PREFETCH, "=&r,l,r", (address, size), dtype=tl.int32, is_pure=False, pack=1
-        )
