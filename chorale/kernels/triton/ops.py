@@ -72,7 +72,6 @@ TRITON_OPS = replace(_PLAIN_OPS, lora=lora_ops(_PLAIN_OPS))
 
 _INVARIANT = replace(
     _PLAIN_OPS,
-    plan_attention=partial(plan_attention, invariant=True),
     qkv_rope_cache=invariant.qkv_rope_cache,
     attention=invariant_attention,
     project_and_route=invariant.project_and_route,

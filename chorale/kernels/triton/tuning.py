@@ -26,36 +26,15 @@ class Tile:
     num_stages: int
 
 
-def head_row() -> Tile:
-    """Return the tile of the head's product for one token."""
-    return Tile(8, 1, 512, 4, 3)
-
-
-def output_row() -> Tile:
-    """Return the tile of the output projection for one token; its ``rows`` are whole in registers."""
-    return Tile(1, 1, 0, 8, 1)
-
-
-def qkv_row() -> Tile:
-    """Return the tile of QKV for one token. ``rows`` counts rotary pairs (i, i + D/2), which are two rows
-    each."""
-    return Tile(2, 1, 0, 2, 1)
-
-
+# Products for one token. Those with depth 0 have whole rows in registers.
+HEAD_ROW = Tile(8, 1, 512, 4, 3)
+OUTPUT_ROW = Tile(1, 1, 0, 8, 1)
+QKV_ROW = Tile(2, 1, 0, 2, 1)  # ``rows`` counts rotary pairs (i, i + D/2), which are two rows each
 RESIDENT_DEPTH = 8192  # columns: longer rows do not fit in registers
-
-
-def stream_row() -> Tile:
-    """Return the tile of a draft head's products for one token if rows are too long, or too many, for
-    registers. Not measured: similar to the head's tile, with more programs for fewer rows."""
-    return Tile(4, 1, 1024, 4, 3)
-
-
-def gated_row() -> Tile:
-    """Return the tile of a draft head's gate and up for one token; ``rows`` of each, whole in registers. Not
-    measured."""
-    return Tile(2, 1, 0, 4, 1)
-
+# A draft head's, not measured: if rows are too long, or too many, for registers (similar to the head's, with
+# more programs for fewer rows); and gate and up, with ``rows`` of each.
+STREAM_ROW = Tile(4, 1, 1024, 4, 3)
+GATED_ROW = Tile(2, 1, 0, 4, 1)
 
 SKINNY_TOKENS = 16  # up to this number our split product is faster than cuBLAS
 
@@ -69,34 +48,18 @@ class SkinnyConfig:
     group: int
     groups: int
     ahead: int
-    launch_dependents: int = 2
-    registers: int = 0  # maximum registers per thread; 0: the compiler's choice
 
 
 def skinny_qkv(tokens: int) -> SkinnyConfig | None:
-    """Return the shape of QKV for 2 to ``SKINNY_TOKENS`` tokens in one kernel, or None for a split
-    product."""
+    """Return the shape of QKV for few tokens in one kernel, or None for a split product. A draft head's QKV,
+    gate and up take it too; that was not measured."""
     # 8 tokens: 9.8 us, split 11.0; 16: more than 11.1
-    return SkinnyConfig(5, 8, 1, 2, 2) if tokens <= 8 else None
-
-
-def skinny_output(tokens: int) -> SkinnyConfig | None:
-    """Return the same for the output projection."""
-    return SkinnyConfig(2, 8, 2, 3, 2) if tokens <= 4 else None  # 2 tokens: 7.8 us, split 8.3; 8: 8.7 and 8.2
-
-
-def draft_qkv(tokens: int) -> SkinnyConfig | None:
-    """Return the same for a draft head's QKV. Not measured: the model's shape."""
     return SkinnyConfig(5, 8, 1, 2, 2) if 0 < tokens <= 8 else None
 
 
-def draft_gated(tokens: int) -> SkinnyConfig | None:
-    """Return the same for a draft head's gate and up. Not measured."""
-    return SkinnyConfig(5, 8, 1, 2, 2) if 1 < tokens <= 8 else None
-
-
-def draft_down(tokens: int) -> SkinnyConfig | None:
-    """Return the same for a draft head's down product. Not measured."""
+def skinny_output(tokens: int) -> SkinnyConfig | None:
+    """Return the same for the output projection, and a draft head's down product."""
+    # 2 tokens: 7.8 us, split 8.3; 8: 8.7 and 8.2
     return SkinnyConfig(2, 8, 2, 3, 2) if 1 < tokens <= 4 else None
 
 

@@ -153,7 +153,7 @@ def _decode(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache, out: torch.
     table = meta.block_tables[group]
     _decode_kernel[(rows, shape.num_kv_heads, splits)](
         q, kernel_view(cache.kv), sinks, table, meta.context_lens, meta.query_start, out, parts, stats,
-        table.stride(0), plan.scale, **plan.sizes, WINDOW=plan.window(group), SPLITS=splits,
+        table.stride(0), plan.scale, **plan.sizes, WINDOW=shape.window(group), SPLITS=splits,
         ROWS=max(_DOT_ROWS, triton.next_power_of_2(shape.num_heads // shape.num_kv_heads)),
         KEYS=tile.depth, num_warps=tile.num_warps, num_stages=tile.num_stages, **dependent(q),
     )  # fmt: skip

@@ -216,7 +216,7 @@ def attention(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache) -> torch.
     padded = triton.next_power_of_2(shape.num_heads // shape.num_kv_heads)
     tokens = max(1, tile.rows // padded)
     parts = 0
-    if alone and not plan.window(group):
+    if alone and not shape.window(group):
         bytes_of_part = rows * shape.num_heads * (shape.head_dim + 2) * 4
         parts = arch.invariant_parts(rows * shape.num_kv_heads, parts_of(meta.max_context_len), bytes_of_part)
     out = torch.empty_like(q)
@@ -229,7 +229,7 @@ def attention(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache) -> torch.
     tiles = rows if alone else q.shape[0] // tokens + rows
     _tiles_kernel[(shape.num_kv_heads, tiles, max(1, parts))](
         q, kv, sinks, table, meta.context_lens, meta.query_start, out, sums, stats, rows, table.stride(0),
-        plan.scale, **plan.sizes, WINDOW=plan.window(group), GROUP=padded, TOKENS=tokens, KEYS=tile.keys,
+        plan.scale, **plan.sizes, WINDOW=shape.window(group), GROUP=padded, TOKENS=tokens, KEYS=tile.keys,
         ALONE=alone, PARTS=parts, STAGES=tuning.INVARIANT_STAGES if alone else tile.num_stages,
         num_warps=tile.num_warps, **dependent(q),
     )  # fmt: skip

@@ -19,16 +19,9 @@ class AttentionPlan:
     sizes: dict[str, int]  # NUM_Q, NUM_KV, D and KV_BLOCK of the kernels
     scale: float  # factor of the scores, times log2(e)
     num_splits: int  # parts of a context in decodes of the full group
-    invariant: bool = False  # ``attention/invariant.py``
-
-    def window(self, group: int) -> int:
-        """Returns the kernels' WINDOW: 0 for full attention."""
-        return self.shape.window(group)
 
 
-def plan_attention(
-    meta: AttentionMeta, shape: AttentionShape, block_size: int, *, invariant: bool = False
-) -> AttentionPlan:
+def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> AttentionPlan:
     """Returns the plan. Raises ``ValueError`` for shapes that these kernels do not support."""
     for name, value in (("head_dim", shape.head_dim), ("block_size", block_size)):
         if value & (value - 1) or value < (16 if name == "head_dim" else 1):
@@ -43,4 +36,4 @@ def plan_attention(
         "D": shape.head_dim,
         "KV_BLOCK": block_size,
     }
-    return AttentionPlan(meta, shape, sizes, shape.head_dim**-0.5 * LOG2E, splits, invariant)
+    return AttentionPlan(meta, shape, sizes, shape.head_dim**-0.5 * LOG2E, splits)

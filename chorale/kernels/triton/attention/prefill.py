@@ -226,6 +226,6 @@ def prefill(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache, out: torch.
     table = meta.block_tables[group]
     _prefill_kernel[(shape.num_kv_heads, q.shape[0] // tokens + rows)](
         q, kernel_view(cache.kv), sinks, table, meta.context_lens, meta.query_start, out, rows,
-        table.stride(0), plan.scale, **plan.sizes, WINDOW=plan.window(group), GROUP=padded, TOKENS=tokens,
+        table.stride(0), plan.scale, **plan.sizes, WINDOW=shape.window(group), GROUP=padded, TOKENS=tokens,
         KEYS=tile.keys, PAIRS=tile.pairs, STAGES=tile.num_stages, num_warps=tile.num_warps,
     )  # fmt: skip

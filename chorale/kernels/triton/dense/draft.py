@@ -197,7 +197,7 @@ def linear(x: torch.Tensor, norms: torch.Tensor | None, eps: float, packed: Line
         zeros = torch.zeros(tokens, rows, dtype=torch.float32, device=x.device)
         return project_few(x, packed.weight, packed.bias, zeros)
     one = tokens == 1
-    y = stream_row(x, packed.weight, tuning.stream_row()) if one else float32_product(x, packed.weight)
+    y = stream_row(x, packed.weight, tuning.STREAM_ROW) if one else float32_product(x, packed.weight)
     return y if packed.bias is None else y.add_(packed.bias)
 
 
@@ -219,7 +219,7 @@ def join(
 def qkv_rope_cache(normed: torch.Tensor, packed: Linear, cache: LayerCache) -> torch.Tensor:
     """Like ``qkv.qkv_rope_cache``, for normed input."""
     tokens, weight = normed.shape[0], packed.weight
-    tile = tuning.draft_qkv(tokens)
+    tile = tuning.skinny_qkv(tokens)
     if tile is not None and fits(tile, normed, weight) and packed.bias is not None:
         shape, slots = cache.plan.shape, cache.plan.meta.slots[cache.group]
         q = normed.new_empty(tokens, shape.num_heads, shape.head_dim, dtype=weight.dtype)
@@ -229,7 +229,7 @@ def qkv_rope_cache(normed: torch.Tensor, packed: Linear, cache: LayerCache) -> t
         )  # fmt: skip
         return q
     if tokens == 1:
-        qkv = stream_row(normed, weight, tuning.stream_row()).unsqueeze(0)
+        qkv = stream_row(normed, weight, tuning.STREAM_ROW).unsqueeze(0)
     elif 0 < tokens <= tuning.SKINNY_TOKENS:
         qkv = parts(normed, weight)
     else:
@@ -239,11 +239,11 @@ def qkv_rope_cache(normed: torch.Tensor, packed: Linear, cache: LayerCache) -> t
 
 def project_add(y: torch.Tensor, packed: Linear, x: torch.Tensor) -> torch.Tensor:
     tokens, depth = y.shape
-    tile = tuning.draft_down(tokens) if depth > tuning.RESIDENT_DEPTH else None
+    tile = tuning.skinny_output(tokens) if depth > tuning.RESIDENT_DEPTH else None
     if tile is not None and fits(tile, y, packed.weight):
         return skinny_fused.project(y.to(packed.weight.dtype), packed.weight, packed.bias, x, tile)
     if tokens == 1 and depth > tuning.RESIDENT_DEPTH and packed.bias is None:
-        return stream_row(y.to(packed.weight.dtype), packed.weight, tuning.stream_row(), x)
+        return stream_row(y.to(packed.weight.dtype), packed.weight, tuning.STREAM_ROW, x)
     if 0 < tokens <= tuning.SKINNY_TOKENS:
         return dense.project_add(y, packed, x)
     return x.add_(product(y.to(packed.weight.dtype), packed))
@@ -253,11 +253,11 @@ def gated_silu(x: torch.Tensor, norm: torch.Tensor, packed: Linear, eps: float) 
     weight, tokens = packed.weight, x.shape[0]
     inter = weight.shape[0] // 2
     out = torch.empty(tokens, inter, dtype=weight.dtype, device=x.device)
-    fused = tuning.draft_gated(tokens)
+    fused = tuning.skinny_qkv(tokens) if tokens > 1 else None
     if fused is not None and fits(fused, x, weight):
         skinny_fused.gated(x, norm, weight, out, eps, fused)
     elif tokens == 1:
-        tile = tuning.gated_row()
+        tile = tuning.GATED_ROW
         _gated_row_kernel[(triton.cdiv(inter, tile.rows),)](
             x, norm, weight, out, eps, inter, H=x.shape[1], ROWS=tile.rows,
             CHUNK=chunk_of(x.shape[1]), num_warps=tile.num_warps, **dependent(x),

@@ -153,7 +153,7 @@ def project_row(x: torch.Tensor, linear: Linear) -> torch.Tensor:
 
 def _project_row(x: torch.Tensor, linear: Linear, out: torch.Tensor, *, add: bool) -> None:
     num_rows, depth = linear.weight.shape
-    tile = tuning.output_row()
+    tile = tuning.OUTPUT_ROW
     _resident_kernel[(triton.cdiv(num_rows, tile.rows),)](
         x, linear.weight, linear.weight if linear.bias is None else linear.bias, out, num_rows,
         K=depth, HAS_BIAS=linear.bias is not None, ADD=add, ROWS=tile.rows, CHUNK=chunk_of(depth),
@@ -175,7 +175,7 @@ def project_head(x: torch.Tensor, head: Linear) -> torch.Tensor:
         return whole(x, weight)
     if x.shape[0] != 1:
         return float32_product(x, weight)
-    return stream_row(x, weight, tuning.head_row())
+    return stream_row(x, weight, tuning.HEAD_ROW)
 
 
 def stream_row(

@@ -180,7 +180,7 @@ def qkv_rope_cache(
         return q
     slots = plan.meta.slots[cache.group]
     if tokens == 1:
-        tile = tuning.qkv_row()
+        tile = tuning.QKV_ROW
         pairs = min(tile.rows, dim // 2)
         _one_kernel[(heads * (dim // 2 // pairs),)](
             x, weights.norm, linear.weight, linear.bias, rope, slots, q, kv, eps,
@@ -188,7 +188,7 @@ def qkv_rope_cache(
             num_warps=tile.num_warps, **dependent(x),
         )  # fmt: skip
         return q
-    whole = tuning.skinny_qkv(tokens) if tokens <= tuning.SKINNY_TOKENS else None
+    whole = tuning.skinny_qkv(tokens)
     if whole is not None and skinny_fused.fits(whole, x, linear.weight):
         skinny_fused.qkv(
             x, weights.norm, linear.weight, linear.bias, eps, rope, slots, q, kv, plan.sizes, whole

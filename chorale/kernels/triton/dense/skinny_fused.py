@@ -179,7 +179,6 @@ def product_of(tile: SkinnyConfig, tokens: int, depth: int, head_dim: int, pdl: 
     return Product(
         tile.units, 1 if tokens <= 8 else 2, tile.num_warps, tile.group, tile.groups, tile.ahead, depth,
         head_dim, norm=head_dim > 0, early="bbffl" if head_dim else "bbff", pdl=pdl,
-        launch_dependents=tile.launch_dependents,
     )  # fmt: skip
 
 
@@ -203,10 +202,6 @@ def fits(tile: SkinnyConfig, x: torch.Tensor, weight: torch.Tensor) -> bool:
     return there and weight.shape[0] % (8 * tile.units) == 0 and weight.shape[1] % 32 == 0
 
 
-def _launch(x: torch.Tensor, tile: SkinnyConfig) -> dict[str, Any]:
-    return {**dependent(x), **({"maxnreg": tile.registers} if tile.registers else {})}
-
-
 def _whole(rows: int, tile: SkinnyConfig) -> None:
     if rows % (8 * tile.units):
         raise ValueError(f"{rows} rows are not tiles of {8 * tile.units}")
@@ -222,7 +217,7 @@ def project(
     """residual [T, N] float32 += x [T, K] weight^T + bias, x in the weight's dtype; returns residual."""
     tokens, (rows, depth) = x.shape[0], weight.shape
     _whole(rows, tile)
-    launch = _launch(x, tile)
+    launch = dependent(x)
     constants = constants_of(product_of(tile, tokens, depth, 0, launch.pop("PDL")))
     _project_kernel[(rows // (8 * tile.units),)](
         x, weight, weight if bias is None else bias, residual, tokens, rows,
@@ -242,7 +237,7 @@ def gated(
     """``DraftOps.gated_silu`` for 1 to 16 tokens; writes out [T, I]."""
     tokens, (rows, hidden) = x.shape[0], weight.shape
     _whole(rows, tile)
-    launch = _launch(x, tile)
+    launch = dependent(x)
     plain = product_of(tile, tokens, hidden, 0, launch.pop("PDL"))
     constants = constants_of(replace(plain, norm=True, early=""))
     _gated_kernel[(rows // (8 * tile.units),)](
@@ -267,7 +262,7 @@ def qkv(
     weight's dtype. ``sizes``: NUM_Q, NUM_KV, D, KV_BLOCK."""
     tokens, (rows, depth) = x.shape[0], weight.shape
     _whole(rows, tile)
-    launch = _launch(x, tile)
+    launch = dependent(x)
     product = replace(product_of(tile, tokens, depth, sizes["D"], launch.pop("PDL")), norm=norm is not None)
     _qkv_kernel[(rows // (8 * tile.units),)](
         x, norm, weight, bias, rope, slots, q, kv, eps, tokens, K=depth, **sizes, **constants_of(product),

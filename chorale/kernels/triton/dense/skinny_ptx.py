@@ -34,9 +34,7 @@ class Product:
     norm: bool  # inputs are float32 and are multiplied by a norm's weights; their squares are summed
     # Early loads of the epilogue: "b": constant bfloat16; "f": float32, "l": int64, after the wait.
     early: str
-    pdl: bool
-    # When the successor may start: 0 at the end, 1 once we run, 2 once all weights are here.
-    launch_dependents: int
+    pdl: bool  # the successor may start once all weights are here
 
     @property
     def rounds(self) -> int:
@@ -94,8 +92,6 @@ def _begin(p: Product) -> Iterator[str]:
         yield from _load_norm(p, r)
     if p.pdl:
         yield "griddepcontrol.wait;"
-        if p.launch_dependents == 1:
-            yield "griddepcontrol.launch_dependents;"
     for r in range(min(p.ahead, p.rounds)):
         yield from _load_inputs(p, r)
     for n, (kind, place) in enumerate(early):
@@ -231,7 +227,7 @@ def _multiply(p: Product, r: int, j: int, u: int) -> Iterator[str]:
 def _end(p: Product) -> Iterator[str]:
     """Each lane stores its sums; then warp w adds the sums of unit w // columns."""
     place = 512 * p.warps
-    if p.pdl and p.launch_dependents == 2:
+    if p.pdl:
         yield "griddepcontrol.launch_dependents;"
     for u in range(p.units):
         some = ", ".join(f"acc{u}_{k}" for k in range(4))
