@@ -534,7 +534,7 @@ def copy_tiles_kernel(
     blocks_ptr, scales_ptr, out_ptr, row_tiles, chunks, BF16: tl.constexpr, ASM: tl.constexpr
 ):
     chunk = tl.program_id(0)
-    tile = load_tile(blocks_ptr + chunk * 128, scales_ptr + chunk * 32, row_tiles, chunks, 4, 1, BF16, ASM)
+    tile = load_tile(blocks_ptr + chunk * 128, scales_ptr + chunk * 32, row_tiles, chunks, 4, BF16, ASM)
     rows, columns = tl.arange(0, 64), tl.arange(0, 64)
     tl.store(out_ptr + rows[:, None] * 192 + chunk * 64 + columns[None, :], tile)
 

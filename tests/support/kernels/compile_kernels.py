@@ -3,9 +3,10 @@
     python -m tests.support.kernels.compile_kernels h200|a100|b200|mi300x|... [each | default | NAME ...] [-v]
 
 It compiles the kernels that ``chorale warm`` finds for the configurations below, and those of drafts and of
-the host tier, which ``warm`` leaves to the server. "each": only the first variant of each kernel, from few
-configurations; "default": those of a server of 20b without options; NAME: all variants of this kernel there.
--v: print what each takes. One GPU per process, because Triton caches its target.
+the host tier, which ``warm`` leaves to the server. "each": only the first variant of each kernel (of gate_up
+and of down, if it is both), from few configurations; "default": those of a server of 20b without options;
+NAME: all variants of this kernel there. -v: print what each takes. One GPU per process, because Triton caches
+its target.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ MOST_SPILLED = 5
 MOST_SPILLED_OF, FEWEST_PROGRAMS_OF = {"router._many_kernel": 71}, {"router._many_kernel": 1}
 
 
-Kernel = tuple[str, Callable[[], Any]]  # (its ``name_of``, function that compiles it)
+# (its ``name_of``, whether it is gate_up of two products, function that compiles it)
+Kernel = tuple[str, bool, Callable[[], Any]]
 
 
 def name_of(kernel: Any) -> str:
@@ -78,8 +80,12 @@ class Recorder(Precompiler):
 
     def kernels(self) -> list[Kernel]:
         """Returns those recorded so far."""
-        found = self._kernels.values()
-        return [(name_of(compile_arguments(each._compile)["src"].fn), each.result) for each in found]
+        found = []
+        for each in self._kernels.values():
+            source = compile_arguments(each._compile)["src"]
+            constants = {source.fn.arg_names[place[0]]: value for place, value in source.constants.items()}
+            found.append((name_of(source.fn), bool(constants.get("GATE_UP")), each.result))
+        return found
 
 
 def kernels_of_servers(
@@ -199,13 +205,15 @@ def main(gpu_name: str, chosen: list[str], verbose: bool) -> None:
     elif chosen:
         configs = [("20b", {})]
     names, over_ranks, faults = set[str](), set[str](), list[str]()
+    done = set[tuple[str, bool]]()
     with compiled_for(target.architecture, target.multiprocessors):
         kernels = kernels_of_servers(target, configs, 8 if is_whole else 1)
         if each or is_whole:
             kernels += kernels_of_drafts_and_pages(target)
-        for name, compile_ in kernels:
-            if (each and name in names) or (is_some and name not in chosen):
+        for name, is_gate_up, compile_ in kernels:
+            if (each and (name, is_gate_up) in done) or (is_some and name not in chosen):
                 continue
+            done.add((name, is_gate_up))
             names.add(name)
             compiled = compile_()
             try:

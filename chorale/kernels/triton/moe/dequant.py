@@ -75,21 +75,19 @@ def load_tile(
     tiles_left,  # remaining row tiles; others are not read and decode to zeros
     chunks,  # chunks of the whole matrix: the distance of two row tiles
     TILES: tl.constexpr,
-    CHUNKS: tl.constexpr,
     BF16: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Decode TILES x CHUNKS of a packed matrix to [16 TILES, 64 CHUNKS] exact weights, columns in fragment
-    order.
+    """Decode a chunk of TILES row tiles to [16 TILES, 64] exact weights, columns in fragment order.
 
     A lane's 16 bytes are its part of the A operand of (w)gmma: with TILES warps, no data moves between lanes.
     """
     tiles = tl.arange(0, TILES)
     inside = tiles < tiles_left
-    exponents = _load_scales(scales_ptr, tiles, inside, chunks, TILES, CHUNKS)
-    units = tl.arange(0, TILES * CHUNKS * 32)
-    tile, chunk, lane = units // (CHUNKS * 32), units // 32 % CHUNKS, units % 32
-    starts = (tile * chunks + chunk) * 128 + lane * 4
+    exponents = _load_scales(scales_ptr, tiles, inside, chunks, TILES)
+    units = tl.arange(0, TILES * 32)
+    tile, lane = units // 32, units % 32
+    starts = tile * chunks * 128 + lane * 4
     there = (tile < tiles_left)[:, None]
     if ASM:
         places = blocks_ptr.to(tl.pointer_type(tl.uint8)) + (starts * 4)[:, None] + tl.arange(0, 16)[None, :]
@@ -105,19 +103,18 @@ def load_tile(
         second = tl.permute(
             tl.join(_halves(_part(words, 2), BF16), _halves(_part(words, 3), BF16)), (0, 1, 3, 2)
         )
-    # first: q = 0, [tile, chunk, g, t, j, p, half]
-    weights = tl.reshape(tl.join(first, second), (TILES, CHUNKS, 8, 4, 4, 2, 2, 2))
-    weights *= scale_of(exponents, BF16)[:, :, :, :, None, :, None, None]
-    weights = tl.permute(weights, (0, 5, 2, 1, 4, 7, 3, 6))  # tile, p, g | chunk, j, q, t, half
-    return tl.reshape(weights, (16 * TILES, 64 * CHUNKS))
+    # first: q = 0, [tile, g, t, j, p, half]
+    weights = tl.reshape(tl.join(first, second), (TILES, 8, 4, 4, 2, 2, 2))
+    weights *= scale_of(exponents, BF16)[:, :, :, None, :, None, None]
+    weights = tl.permute(weights, (0, 4, 1, 3, 6, 2, 5))  # tile, p, g | j, q, t, half
+    return tl.reshape(weights, (16 * TILES, 64))
 
 
 @triton.jit
-def _load_scales(scales_ptr, tiles, inside, chunks, TILES: tl.constexpr, CHUNKS: tl.constexpr):
-    """-> [TILES, CHUNKS, 8 (g), 4 (t), 2 (p)]"""
-    at = (tiles[:, None] * chunks + tl.arange(0, CHUNKS)[None, :]) * 32
+def _load_scales(scales_ptr, tiles, inside, chunks, TILES: tl.constexpr):
+    """-> [TILES, 8 (g), 4 (t), 2 (p)]"""
     lane = tl.arange(0, 32)
     lane = lane // 4 * 4 + lane % 4 // 2 * 2
-    places = at[:, :, None, None] + lane[None, None, :, None] + tl.arange(0, 2)[None, None, None, :]
-    loaded = tl.load(scales_ptr + places, mask=inside[:, None, None, None], other=0)
-    return tl.reshape(loaded, (TILES, CHUNKS, 8, 4, 2))
+    places = (tiles * chunks * 32)[:, None, None] + lane[None, :, None] + tl.arange(0, 2)[None, None, :]
+    loaded = tl.load(scales_ptr + places, mask=inside[:, None, None], other=0)
+    return tl.reshape(loaded, (TILES, 8, 4, 2))

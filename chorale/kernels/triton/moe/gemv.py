@@ -23,7 +23,7 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.launch import dependent, is_nvidia
 from chorale.kernels.triton.moe.combine import add_parts, some_pairs
-from chorale.kernels.triton.moe.gemv_kernel import _down_kernel, _gate_up_kernel
+from chorale.kernels.triton.moe.gemv_kernel import _product_kernel
 from chorale.kernels.triton.moe.gemv_ptx import Loop, loop_text
 from chorale.kernels.triton.moe.packing import COLUMNS, Experts, Matrices
 from chorale.kernels.triton.moe.sort import Addends, Ends, sort_pairs
@@ -69,51 +69,35 @@ def divide_work(expert_ids: torch.Tensor, experts: Experts) -> Work:
     return Work(expert_ids, order, offsets, first, programs, constants, num_pairs / experts.total)
 
 
-def gate_up(
-    normed: torch.Tensor,
+def _multiply(
+    x: torch.Tensor,
     experts: Experts,
     work: Work,
     tile: tuning.GemvConfig,
-    inner: torch.Tensor,
+    split: Split,
+    out: torch.Tensor,
+    *,
     addends: torch.Tensor | None = None,
+    gates: torch.Tensor | None = None,
 ) -> None:
-    """Write inner [T * K, I], the SwiGLU of each pair; normed [T, H] in the experts' dtype. ``addends``
-    [T * K, 2 I]: added before SwiGLU, gates and ups alternating."""
-    packed, tokens, inter = experts.gate_up, normed.shape[0], experts.intermediate
-    group = _divisor(packed.chunks, tile.group)
-    fitted, grid, groups = _fitted(tile, packed, Split(1, group, packed.chunks // group, 0, 0))
-    constants, further = constants_of(fitted, wait=False), _further_tiles(work, tile)
-    _gate_up_kernel[(grid[0], further + work.programs)](
-        normed, packed.blocks, packed.scales, experts.gate_up_bias, addends, work.expert_ids, work.order,
-        work.offsets, inner, tokens, work.first_expert, further, inter, experts.num_experts, packed.row_tiles,
-        packed.chunks, groups, experts.swiglu_limit, experts.swiglu_alpha,
-        **work.constants, **constants, **dependent(normed),
+    """Without ``gates``, write SwiGLU of each pair [T * K, I], for x [T, H]; ``addends`` [T * K, 2 I], gates
+    and ups alternating, are added before it. With ``gates``, write the addends [T, K * splits, H] of each
+    token's weighted sum, for x [T * K, I]. x is in the experts' dtype."""
+    packed, bias, rest = experts.gate_up, experts.gate_up_bias, None
+    limit: float | None = experts.swiglu_limit
+    alpha: float | None = experts.swiglu_alpha
+    if gates is not None:
+        packed, bias, rest, limit, alpha = experts.down, experts.down_bias, split.rest, None, None
+    fitted, further, launch = _fitted(tile, packed, split), _further_tiles(work, tile), dependent(x)
+    programs = triton.cdiv(packed.row_tiles, fitted.tiles * tile.num_warps), further + work.programs
+    _product_kernel[(*programs, split.splits)](
+        x, packed.blocks, packed.scales, bias, addends, gates, work.expert_ids, work.order, work.offsets, out,
+        work.expert_ids.shape[0], work.first_expert, further, out.shape[-1], experts.num_experts,
+        packed.row_tiles, packed.chunks, split.groups, rest, limit, alpha, GATE_UP=gates is None,
+        SPLITS=split.splits, **work.constants,
+        **constants_of(fitted, wait=launch["PDL"] and gates is not None), **tail_constants(fitted, split),
+        **launch,
     )  # fmt: skip
-
-
-def down(
-    inner: torch.Tensor,
-    gates: torch.Tensor,
-    experts: Experts,
-    work: Work,
-    tile: tuning.GemvConfig,
-    hidden: int,
-) -> torch.Tensor:
-    """Return the addends [T, K * splits, H] float32 of each token's weighted sum."""
-    packed, (tokens, top_k) = experts.down, work.expert_ids.shape
-    launch = dependent(inner)
-    split = split_of(tile, packed.chunks)
-    fitted, grid, groups = _fitted(tile, packed, split)
-    constants = constants_of(fitted, wait=launch.pop("PDL")) | tail_constants(fitted, split)
-    parts = torch.empty(tokens, top_k * grid[1], hidden, dtype=torch.float32, device=inner.device)
-    further = _further_tiles(work, tile)
-    _down_kernel[(grid[0], further + work.programs, grid[1])](
-        inner, packed.blocks, packed.scales, experts.down_bias, gates, work.expert_ids, work.order,
-        work.offsets, parts, tokens, work.first_expert, further, hidden, experts.num_experts,
-        packed.row_tiles, packed.chunks, groups, split.rest,
-        SPLITS=grid[1], **work.constants, **constants, **launch,
-    )  # fmt: skip
-    return parts
 
 
 def gemv_moe(
@@ -131,13 +115,20 @@ def gemv_parts(routed: Routed, experts: Experts, added: Addends | None = None) -
     tokens, hidden = normed.shape
     work = divide_work(expert_ids, experts)
     inner = torch.empty(expert_ids.numel(), experts.intermediate, dtype=experts.dtype, device=normed.device)
-    sizes = tokens, work.mean, experts.down.chunks
+    sizes, chunks = (tokens, work.mean, experts.down.chunks), experts.gate_up.chunks
     normed = normed.to(experts.dtype)
     addends = None if added is None else added.gate_up(normed, None, len(inner))
-    gate_up(normed, experts, work, tuning.gemv_gate_up(*sizes), inner, addends)
-    parts = down(inner, gates, experts, work, tuning.gemv_down(*sizes), hidden)
+    tile = tuning.gemv_gate_up(*sizes)
+    group = _divisor(chunks, tile.group)
+    split = Split(1, group, chunks // group, 0, 0)
+    _multiply(normed, experts, work, tile, split, inner, addends=addends)
+    tile = tuning.gemv_down(*sizes)
+    split = split_of(tile, experts.down.chunks)
+    parts_each = expert_ids.shape[1] * split.splits
+    parts = torch.empty(tokens, parts_each, hidden, dtype=torch.float32, device=inner.device)
+    _multiply(inner, experts, work, tile, split, parts, gates=gates)
     if added is not None:
-        ends = Ends(gates=gates, per_row=parts.shape[1] // expert_ids.shape[1])
+        ends = Ends(gates=gates, per_row=split.splits)
         added.down(inner, parts.view(-1, hidden), ends)
     return parts
 
@@ -176,14 +167,11 @@ def _divisor(chunks: int, most: int) -> int:
     return next(n for n in range(min(most, chunks), 0, -1) if chunks % n == 0)
 
 
-def _fitted(
-    tile: tuning.GemvConfig, packed: Matrices, split: Split
-) -> tuple[tuning.GemvConfig, tuple[int, int], int]:
-    """Return (the loop of a program, (programs over rows, splits), groups of chunks)."""
+def _fitted(tile: tuning.GemvConfig, packed: Matrices, split: Split) -> tuning.GemvConfig:
+    """Return the loop of a program."""
     tiles = min(tile.tiles, 1 << (packed.row_tiles.bit_length() - 1))
     in_flight = min(tile.groups, split.groups)
-    fitted = dataclasses.replace(tile, tiles=tiles, group=split.group, groups=in_flight)
-    return fitted, (triton.cdiv(packed.row_tiles, tiles * tile.num_warps), split.splits), split.groups
+    return dataclasses.replace(tile, tiles=tiles, group=split.group, groups=in_flight)
 
 
 def constants_of(tile: tuning.GemvConfig, wait: bool) -> dict[str, Any]:

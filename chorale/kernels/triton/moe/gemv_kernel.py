@@ -132,27 +132,30 @@ def _gemv(
     )
 
 
-@triton.jit(do_not_specialize=["num_tokens", "groups", "further", "first_expert"])
-def _gate_up_kernel(
-    x_ptr,  # [T, H]
+@triton.jit(do_not_specialize=["num_tokens", "groups", "further", "rest", "first_expert"])
+def _product_kernel(
+    x_ptr,  # [T, H], or SwiGLU [T * K, I]
     blocks_ptr,
     scales_ptr,
-    bias_ptr,  # [2, E, I]
-    added_ptr,  # None; or [T * K, 2 I]: addends of gates and ups, which alternate
+    bias_ptr,  # [2, E, I] or [E, H]
+    added_ptr,  # None; or [T * K, 2 I]: addends of gates and ups, which alternate (if GATE_UP)
+    gates_ptr,  # [T * K] float32: factors of down's results; None for gate_up
     ids_ptr,  # [T * K] int64
     order_ptr,  # [T * K] int32, offsets [E + 1] int32 (if SORTED)
     offsets_ptr,
-    out_ptr,  # [T * K, I]
+    out_ptr,  # [T * K, I], or [T * K, SPLITS, H] float32
     num_tokens,
     first_expert,  # None; or the id of this rank's first expert
     further,
-    I,
+    rows,  # rows of a matrix: I for gate_up, H for down
     E,
     row_tiles,
     chunks,
     groups,
-    limit,
+    rest,  # the first splits have TAIL more chunks than LOOP takes: their number; 0: all; None for gate_up
+    limit,  # None for down
     alpha,
+    GATE_UP: tl.constexpr,
     K: tl.constexpr,
     PAIRS: tl.constexpr,
     BY_PAIR: tl.constexpr,
@@ -161,15 +164,24 @@ def _gate_up_kernel(
     TILES: tl.constexpr,
     COLUMNS: tl.constexpr,
     WARPS: tl.constexpr,
+    SPLITS: tl.constexpr,  # of down; 1 for gate_up
     LOOP: tl.constexpr,
     CONSTRAINTS: tl.constexpr,
     QUADS: tl.constexpr,
+    TAIL: tl.constexpr,  # of down; 0 for gate_up
+    TAIL_LOOP: tl.constexpr,
+    TAIL_CONSTRAINTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Gate_up waits for the previous kernel. Down's LOOP does so once its first weights are in flight: the
+    kernel that chose the experts ran before that kernel. A rank's columns may be a prime number of chunks:
+    then LOOP takes complete groups, and TAIL_LOOP the others."""
     thread = tl.arange(0, 32 * WARPS)
     lane = thread % 32
     row_tile = _row_tile(thread, row_tiles, TILES, WARPS)
-    wait_for_previous(PDL)
+    if GATE_UP:
+        wait_for_previous(PDL)
+    split = tl.program_id(2)
     expert, first, last = _work_of(
         ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, first_expert, further, E, PAIRS, BY_PAIR,
         SORTED, COLUMNS, EXPERTS,
@@ -181,118 +193,66 @@ def _gate_up_kernel(
         # Loaded before the product, which hides the latency.
         pairs = _pairs(chosen, lane % 4 * 2, begin, K, SORTED, COLUMNS)
         pairs += _pairs(chosen, lane % 4 * 2 + 1, begin, K, SORTED, COLUMNS)
+        gates: tl.tuple = ()
         biases: tl.tuple = ()
-        for r in tl.static_range(TILES):
-            columns = (row_tile + r) * 8 + lane // 4
-            place = bias_ptr + expert * I + columns
-            biases += (tl.load(place, mask=columns < I, other=0.0),)
-            biases += (tl.load(place + E * I, mask=columns < I, other=0.0),)
-        results = _gemv(x_ptr, sources, packed, 0, expert, lane, LOOP, CONSTRAINTS, QUADS, COLUMNS, K)
-        for h in tl.static_range(2):
+        if GATE_UP:
             for r in tl.static_range(TILES):
                 columns = (row_tile + r) * 8 + lane // 4
-                for n in tl.static_range(COLUMNS):
-                    pair = pairs[h * COLUMNS + n]
-                    gate = results[4 * (r * COLUMNS + n) + h] + biases[2 * r].to(tl.float32)
-                    up = results[4 * (r * COLUMNS + n) + h + 2] + biases[2 * r + 1].to(tl.float32)
-                    there = (columns < I) & (pair >= 0)
-                    if added_ptr is not None:
-                        added = added_ptr + pair.to(tl.int64) * (2 * I) + 2 * columns
-                        gate += tl.load(added, mask=there, other=0.0).to(tl.float32)
-                        up += tl.load(added + 1, mask=there, other=0.0).to(tl.float32)
-                    inner = swiglu(gate, up, limit, alpha)
-                    places = out_ptr + pair.to(tl.int64) * I + columns
-                    tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=there)
-
-
-@triton.jit(do_not_specialize=["num_tokens", "groups", "further", "rest", "first_expert"])
-def _down_kernel(
-    inner_ptr,  # [T * K, I]
-    blocks_ptr,
-    scales_ptr,
-    bias_ptr,  # [E, H]
-    gates_ptr,  # [T * K] float32
-    ids_ptr,
-    order_ptr,
-    offsets_ptr,
-    out_ptr,  # [T * K, SPLITS, H] float32
-    num_tokens,
-    first_expert,
-    further,
-    H,
-    E,
-    row_tiles,
-    chunks,
-    groups,
-    rest,  # the first splits have TAIL more chunks than LOOP takes: their number; 0: all
-    K: tl.constexpr,
-    PAIRS: tl.constexpr,
-    BY_PAIR: tl.constexpr,
-    SORTED: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    TILES: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WARPS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    LOOP: tl.constexpr,
-    CONSTRAINTS: tl.constexpr,
-    QUADS: tl.constexpr,
-    TAIL: tl.constexpr,
-    TAIL_LOOP: tl.constexpr,
-    TAIL_CONSTRAINTS: tl.constexpr,
-):
-    """LOOP waits for the previous kernel once its first weights are in flight. The kernel that chose the
-    experts ran before that kernel. A rank's columns may be a prime number of chunks: then LOOP takes complete
-    groups, and TAIL_LOOP the others."""
-    thread = tl.arange(0, 32 * WARPS)
-    lane = thread % 32
-    row_tile = _row_tile(thread, row_tiles, TILES, WARPS)
-    split = tl.program_id(2)
-    expert, first, last = _work_of(
-        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, first_expert, further, E, PAIRS, BY_PAIR,
-        SORTED, COLUMNS, EXPERTS,
-    )  # fmt: skip
-    chosen = Chosen(ids_ptr, order_ptr, num_tokens, _id_of(expert, first_expert), last)
-    packed = Packed(blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, groups)
-    for begin in range(first, last, 8 * COLUMNS):
-        sources = _pairs(chosen, lane // 4, begin, K, SORTED, COLUMNS)
-        pairs = _pairs(chosen, lane % 4 * 2, begin, K, SORTED, COLUMNS)
-        pairs += _pairs(chosen, lane % 4 * 2 + 1, begin, K, SORTED, COLUMNS)
-        gates: tl.tuple = ()
-        for n in tl.static_range(2 * COLUMNS):
-            gates += (tl.load(gates_ptr + pairs[n], mask=pairs[n] >= 0, other=0.0),)
-        biases: tl.tuple = ()
-        for r in tl.static_range(2 * TILES):
-            columns = row_tile * 16 + 8 * r + lane // 4
-            biases += (tl.load(bias_ptr + expert * H + columns, mask=columns < H, other=0.0),)
-        first_chunk = split * (chunks // SPLITS)
-        if TAIL > 0:
-            first_chunk += tl.minimum(split, rest)
-        results = _gemv(
-            inner_ptr, sources, packed, first_chunk, expert, lane, LOOP, CONSTRAINTS, QUADS, COLUMNS, 1
-        )
+                place = bias_ptr + expert * rows + columns
+                biases += (tl.load(place, mask=columns < rows, other=0.0),)
+                biases += (tl.load(place + E * rows, mask=columns < rows, other=0.0),)
+            results = _gemv(x_ptr, sources, packed, 0, expert, lane, LOOP, CONSTRAINTS, QUADS, COLUMNS, K)
+        else:
+            for n in tl.static_range(2 * COLUMNS):
+                gates += (tl.load(gates_ptr + pairs[n], mask=pairs[n] >= 0, other=0.0),)
+            for r in tl.static_range(2 * TILES):
+                columns = row_tile * 16 + 8 * r + lane // 4
+                place = bias_ptr + expert * rows + columns
+                biases += (tl.load(place, mask=columns < rows, other=0.0),)
+            first_chunk = split * (chunks // SPLITS)
+            if TAIL > 0:
+                first_chunk += tl.minimum(split, rest)
+            results = _gemv(
+                x_ptr, sources, packed, first_chunk, expert, lane, LOOP, CONSTRAINTS, QUADS, COLUMNS, 1
+            )
         if TAIL > 0:
             has_tail = (rest == 0) | (split < rest)  # the others compute a tail too, and drop it
             behind = (split + 1) * (chunks // SPLITS) + tl.minimum(split + 1, rest)
             tail_packed = Packed(blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, 1)
             more = _gemv(
-                inner_ptr, sources, tail_packed, behind - TAIL, expert, lane, TAIL_LOOP,
-                TAIL_CONSTRAINTS, QUADS, COLUMNS, 1,
+                x_ptr, sources, tail_packed, behind - TAIL, expert, lane, TAIL_LOOP, TAIL_CONSTRAINTS, QUADS,
+                COLUMNS, 1,
             )  # fmt: skip
             total: tl.tuple = ()
             for n in tl.static_range(4 * QUADS):
                 total += (results[n] + tl.where(has_tail, more[n], 0.0),)
             results = total
         for h in tl.static_range(2):
-            for n in tl.static_range(COLUMNS):
-                pair, gate = pairs[h * COLUMNS + n], gates[h * COLUMNS + n]
+            if GATE_UP:
                 for r in tl.static_range(TILES):
-                    for p in tl.static_range(2):
-                        columns = (row_tile + r) * 16 + 8 * p + lane // 4
-                        value = results[4 * (r * COLUMNS + n) + 2 * p + h]
-                        value += tl.where(split == 0, biases[2 * r + p].to(tl.float32), 0.0)
-                        places = out_ptr + (pair.to(tl.int64) * SPLITS + split) * H + columns
-                        tl.store(places, value * gate, mask=(pair >= 0) & (columns < H))
+                    columns = (row_tile + r) * 8 + lane // 4
+                    for n in tl.static_range(COLUMNS):
+                        pair = pairs[h * COLUMNS + n]
+                        gate = results[4 * (r * COLUMNS + n) + h] + biases[2 * r].to(tl.float32)
+                        up = results[4 * (r * COLUMNS + n) + h + 2] + biases[2 * r + 1].to(tl.float32)
+                        there = (columns < rows) & (pair >= 0)
+                        if added_ptr is not None:
+                            added = added_ptr + pair.to(tl.int64) * (2 * rows) + 2 * columns
+                            gate += tl.load(added, mask=there, other=0.0).to(tl.float32)
+                            up += tl.load(added + 1, mask=there, other=0.0).to(tl.float32)
+                        inner = swiglu(gate, up, limit, alpha)
+                        places = out_ptr + pair.to(tl.int64) * rows + columns
+                        tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=there)
+            else:
+                for n in tl.static_range(COLUMNS):
+                    pair, gate = pairs[h * COLUMNS + n], gates[h * COLUMNS + n]
+                    for r in tl.static_range(TILES):
+                        for p in tl.static_range(2):
+                            columns = (row_tile + r) * 16 + 8 * p + lane // 4
+                            value = results[4 * (r * COLUMNS + n) + 2 * p + h]
+                            value += tl.where(split == 0, biases[2 * r + p].to(tl.float32), 0.0)
+                            places = out_ptr + (pair.to(tl.int64) * SPLITS + split) * rows + columns
+                            tl.store(places, value * gate, mask=(pair >= 0) & (columns < rows))
 
 
 @triton.jit

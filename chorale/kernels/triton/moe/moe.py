@@ -84,7 +84,7 @@ def _product(
     for chunk in tl.range(0, chunks, num_stages=STAGES):
         at = start + chunk
         weights = load_tile(
-            blocks_ptr + at * 128, scales_ptr + at * 32, row_tiles - first_tile, chunks, TILES, 1, BF16, ASM
+            blocks_ptr + at * 128, scales_ptr + at * 32, row_tiles - first_tile, chunks, TILES, BF16, ASM
         )
         rows = x_ptr + sources.to(tl.int64)[None, :] * (chunks * 64)
         x = tl.load(rows + (chunk * 64 + places)[:, None], mask=inside[None, :], other=0.0)
@@ -98,24 +98,26 @@ def _product(
 
 
 @triton.jit(do_not_specialize=["first_expert"])
-def _gate_up_kernel(
-    x_ptr,  # [T, 64 chunks], shuffled
+def _product_kernel(
+    x_ptr,  # [*, 64 chunks], shuffled
     blocks_ptr,
     scales_ptr,
-    bias_ptr,  # [2, E, I]
-    added_ptr,  # None; or [T * K, 2 I]: addends of gates and ups, which alternate
+    bias_ptr,  # [2, E, I] or [E, H]
+    added_ptr,  # None; or [T * K, 2 I]: addends of gates and ups, which alternate (if GATE_UP)
+    gates_ptr,  # [T * K] float32: factors of down's results; None for gate_up
     ids_ptr,  # [T * K] int64
     order_ptr,
     offsets_ptr,
-    out_ptr,  # [T * K, width], shuffled
+    out_ptr,  # [T * K, width]: SwiGLU, shuffled, or down's results, float32
     first_expert,  # None; or the id of this rank's first expert
-    I,
+    rows,  # rows of a matrix: I for gate_up, H for down
     width,
     row_tiles,
     chunks,
-    limit,
+    limit,  # None for down
     alpha,
-    K: tl.constexpr,
+    GATE_UP: tl.constexpr,
+    PER_X: tl.constexpr,  # pairs that share a row of x
     E: tl.constexpr,
     EXPERTS: tl.constexpr,
     TILES: tl.constexpr,
@@ -131,64 +133,32 @@ def _gate_up_kernel(
     if expert < E:
         first_tile = tl.program_id(0) * TILES
         acc = _product(
-            x_ptr, pairs // K, inside, blocks_ptr, scales_ptr, first_tile, row_tiles, chunks, expert,
+            x_ptr, pairs // PER_X, inside, blocks_ptr, scales_ptr, first_tile, row_tiles, chunks, expert,
             TILES, TOKENS, BF16, ASM, STAGES,
         )  # fmt: skip
-        both = tl.permute(tl.reshape(acc, (TILES, 2, 8, TOKENS)), (0, 2, 3, 1))
-        gate, up = tl.split(tl.reshape(both, (8 * TILES, TOKENS, 2)))
-        columns = first_tile * 8 + tl.arange(0, 8 * TILES)
-        biases = bias_ptr + expert * I + columns
-        gate += tl.load(biases, mask=columns < I, other=0.0).to(tl.float32)[:, None]
-        up += tl.load(biases + E * I, mask=columns < I, other=0.0).to(tl.float32)[:, None]
-        if added_ptr is not None:
-            added = added_ptr + pairs.to(tl.int64)[None, :] * (2 * I) + 2 * columns[:, None]
-            mask = inside[None, :] & (columns < I)[:, None]
-            gate += tl.load(added, mask=mask, other=0.0).to(tl.float32)
-            up += tl.load(added + 1, mask=mask, other=0.0).to(tl.float32)
-        inner = tl.where((columns < I)[:, None], swiglu(gate, up, limit, alpha), 0.0)
-        places = out_ptr + pairs.to(tl.int64)[None, :] * width + place_of(columns)[:, None]
+        outputs = out_ptr + pairs.to(tl.int64)[None, :] * width
+        if GATE_UP:
+            both = tl.permute(tl.reshape(acc, (TILES, 2, 8, TOKENS)), (0, 2, 3, 1))
+            gate, up = tl.split(tl.reshape(both, (8 * TILES, TOKENS, 2)))
+            columns = first_tile * 8 + tl.arange(0, 8 * TILES)
+            biases = bias_ptr + expert * rows + columns
+            gate += tl.load(biases, mask=columns < rows, other=0.0).to(tl.float32)[:, None]
+            up += tl.load(biases + E * rows, mask=columns < rows, other=0.0).to(tl.float32)[:, None]
+            if added_ptr is not None:
+                added = added_ptr + pairs.to(tl.int64)[None, :] * (2 * rows) + 2 * columns[:, None]
+                mask = inside[None, :] & (columns < rows)[:, None]
+                gate += tl.load(added, mask=mask, other=0.0).to(tl.float32)
+                up += tl.load(added + 1, mask=mask, other=0.0).to(tl.float32)
+            result = tl.where((columns < rows)[:, None], swiglu(gate, up, limit, alpha), 0.0)
+            outputs += place_of(columns)[:, None]
+        else:
+            columns = first_tile * 16 + tl.arange(0, 16 * TILES)
+            biases = tl.load(bias_ptr + expert * rows + columns, mask=columns < rows, other=0.0)
+            result = acc + biases.to(tl.float32)[:, None]
+            result *= tl.load(gates_ptr + pairs, mask=inside, other=0.0)[None, :]
+            outputs += columns[:, None]
         mask = inside[None, :] & (columns < width)[:, None]
-        tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["first_expert"])
-def _down_kernel(
-    inner_ptr,  # [T * K, 64 chunks], shuffled
-    blocks_ptr,
-    scales_ptr,
-    bias_ptr,  # [E, H]
-    gates_ptr,  # [T * K] float32
-    ids_ptr,
-    order_ptr,
-    offsets_ptr,
-    out_ptr,  # [T * K, H] float32
-    first_expert,
-    H,
-    row_tiles,
-    chunks,
-    E: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    TILES: tl.constexpr,
-    TOKENS: tl.constexpr,
-    SORTED: tl.constexpr,
-    BF16: tl.constexpr,
-    ASM: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    expert, pairs, inside = _pairs_of_tile(
-        ids_ptr, order_ptr, offsets_ptr, first_expert, E, EXPERTS, TOKENS, SORTED
-    )
-    if expert < E:
-        first_tile = tl.program_id(0) * TILES
-        acc = _product(
-            inner_ptr, pairs, inside, blocks_ptr, scales_ptr, first_tile, row_tiles, chunks, expert,
-            TILES, TOKENS, BF16, ASM, STAGES,
-        )  # fmt: skip
-        columns = first_tile * 16 + tl.arange(0, 16 * TILES)
-        acc += tl.load(bias_ptr + expert * H + columns, mask=columns < H, other=0.0).to(tl.float32)[:, None]
-        acc *= tl.load(gates_ptr + pairs, mask=inside, other=0.0)[None, :]
-        places = out_ptr + pairs.to(tl.int64)[None, :] * H + columns[:, None]
-        tl.store(places, acc, mask=inside[None, :] & (columns < H)[:, None])
+        tl.store(outputs, result.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def moe(
@@ -264,16 +234,17 @@ def _moe_of_tiles(
         "TILES": tile.rows // 16, "STAGES": tile.num_stages, "num_warps": tile.num_warps,
     }  # fmt: skip
     packed = experts.gate_up
-    _gate_up_kernel[(triton.cdiv(packed.row_tiles * 16, tile.rows), tiles)](
+    _product_kernel[(triton.cdiv(packed.row_tiles * 16, tile.rows), tiles)](
         shuffled, packed.blocks, packed.scales, experts.gate_up_bias,
-        None if added is None else added.gate_up(normed, None, num_pairs), expert_ids, order, offsets, inner,
-        experts.first, experts.intermediate, width, packed.row_tiles, packed.chunks,
-        experts.swiglu_limit, experts.swiglu_alpha, K=top_k, **common,
+        None if added is None else added.gate_up(normed, None, num_pairs), None, expert_ids, order, offsets,
+        inner, experts.first, experts.intermediate, width, packed.row_tiles, packed.chunks,
+        experts.swiglu_limit, experts.swiglu_alpha, GATE_UP=True, PER_X=top_k, **common,
     )  # fmt: skip
     packed = experts.down
-    _down_kernel[(triton.cdiv(packed.row_tiles * 16, tile.rows), tiles)](
-        inner, packed.blocks, packed.scales, experts.down_bias, gates, expert_ids, order, offsets, parts,
-        experts.first, hidden, packed.row_tiles, packed.chunks, **common,
+    _product_kernel[(triton.cdiv(packed.row_tiles * 16, tile.rows), tiles)](
+        inner, packed.blocks, packed.scales, experts.down_bias, None, gates, expert_ids, order, offsets,
+        parts, experts.first, hidden, hidden, packed.row_tiles, packed.chunks, None, None, GATE_UP=False,
+        PER_X=1, **common,
     )  # fmt: skip
     if added is not None:
         added.down(inner, parts, Ends(gates=gates, fragment=True))
