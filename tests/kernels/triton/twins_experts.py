@@ -19,7 +19,7 @@ from chorale.kernels.ops import ExpertTensors
 from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.moe import grouped, tiles
-from chorale.kernels.triton.moe.combine import combine, combined
+from chorale.kernels.triton.moe.combine import combine
 from chorale.kernels.triton.moe.gemv_kernel import Chosen, _id_of, _pairs, _work_of
 from chorale.kernels.triton.moe.packing import Experts, Owned, pack_experts
 from chorale.kernels.triton.moe.sort import sort_pairs
@@ -108,7 +108,7 @@ def test_rows_of_own_pairs_are_copied_and_summed(own: range, route: str) -> None
     packed, _ = of_rank(expert_tensors(EXPERTS, hidden, 64, torch.float32), own)
     permuted = tiles.permute_pairs(ids.to(DEVICE), len(own), tile, own.start)
     normed, x = randn(tokens, hidden, seed=5), randn(tokens, hidden, seed=6)
-    rows, place = grouped.gather(normed, permuted, packed, tile), permuted.place.cpu().long()
+    (rows, _), place = grouped.gather(normed, permuted, packed, tile), permuted.place.cpu().long()
     is_own = place >= 0
     used = sum(-(-(last - first) // 16) * 16 for _, first, last in listed_of(permuted))
     filled = int(rows.isfinite().all(1).sum())
@@ -125,7 +125,8 @@ def test_rows_of_own_pairs_are_copied_and_summed(own: range, route: str) -> None
     whole[is_own.to(DEVICE)] = own_parts
     expected = (whole.view(tokens, top_k, hidden) * gates.unsqueeze(2)).sum(1)
     torch.testing.assert_close(found - x, expected, rtol=1e-4, atol=1e-5)
-    alone = combined(parts, permuted.place, gates, some=True)
+    alone = torch.full_like(x, torch.nan)
+    combine(parts, permuted.place, gates, alone, some=True, add=False)
     torch.testing.assert_close(alone, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -115,26 +115,15 @@ def test_slots_are_placed_and_cut(tokens: int, experts: int, choose: str, tile: 
         ids = ids_of_counts([tile.mid + 1] * experts)
     else:
         ids = CHOICES[choose](tokens, experts)
-    permuted = tiles.permute_pairs(ids.to(DEVICE), experts, tile)
-    order = torch.sort(ids.reshape(-1), stable=True).indices
-    place = permuted.place.cpu().long()
-    assert bool((place[order].diff() > 0).all())
-    assert int(place[order[0]]) == 0
-    owner = torch.full((permuted.rows,), -1)
-    assert int(permuted.tiles[0, 0]) < len(permuted.tiles)
-    entries = permuted.tiles[1 : 1 + int(permuted.tiles[0, 0]), :3].tolist()
-    for expert, first, last in entries:
-        assert 0 <= first < last <= first + tile.wide + tile.tail
-        assert bool((owner[first:last] == -1).all())
-        owner[first:last] = expert
-    assert torch.equal(owner[place], ids.reshape(-1))
-    assert int((owner >= 0).sum()) == ids.numel()
-    assert tile.wide == tile.narrow or entries == listed(ids, experts, tile)
-    ends = [first + size(last - first, tile) for _, first, last in entries]
-    assert max(ends) <= permuted.rows
-    for expert, count in enumerate(torch.bincount(ids.reshape(-1), minlength=experts).tolist()):
-        mine = [last - first for owner, first, last in entries if owner == expert]
-        assert sorted(mine) == sorted(cut(count, tile))
+    check_placing(ids, experts, tile)
+
+
+def check_placing(ids: torch.Tensor, experts: int, tile: tuning.GroupedTile) -> None:
+    permuted, expected = tiles.permute_pairs(ids.to(DEVICE), experts, tile), listed(ids, experts, tile)
+    assert torch.equal(permuted.place.cpu().long(), places(ids, experts, tile))
+    assert int(permuted.tiles[0, 0]) == len(expected) < len(permuted.tiles)
+    assert permuted.tiles[1 : 1 + len(expected), :3].tolist() == expected
+    assert max(first + size(last - first, tile) for _, first, last in expected) <= permuted.rows
 
 
 def popular(pairs: int, experts: int) -> torch.Tensor:
@@ -164,15 +153,9 @@ ONCE, PROGRAMS = tuning.PERMUTE_AT_ONCE, tuning.PERMUTE_PROGRAMS
     ],
 )
 def test_every_form_of_placing(pairs: int, experts: int, spread: str, each: int) -> None:
-    """BaseOps where the form, or a block of it, changes; ``each`` chooses the tile."""
+    """Numbers of pairs where the form, or a block of it, changes; ``each`` chooses the tile."""
     torch.manual_seed(pairs)
-    tile = tuning.grouped(each, experts)
-    ids = SPREADS[spread](pairs, experts)
-    permuted = tiles.permute_pairs(ids.to(DEVICE), experts, tile)
-    assert torch.equal(permuted.place.cpu().long(), places(ids, experts, tile))
-    expected = listed(ids, experts, tile)
-    assert int(permuted.tiles[0, 0]) == len(expected) < len(permuted.tiles)
-    assert permuted.tiles[1 : 1 + len(expected), :3].tolist() == expected
+    check_placing(SPREADS[spread](pairs, experts), experts, tuning.grouped(each, experts))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +174,7 @@ def test_gathered_rows_are_in_fragment_order_and_padded(hidden: int, tile: tunin
     ids = CHOICES["any"](tokens, experts)
     normed = randn(tokens, hidden)
     permuted = tiles.permute_pairs(ids.to(DEVICE), experts, tile)
-    found = grouped.gather(normed, permuted, packed, tile).cpu()
+    found = grouped.gather(normed, permuted, packed, tile)[0].cpu()
     assert found.shape == (permuted.rows, 192)
     owned = torch.zeros(permuted.rows, dtype=torch.bool)
     owned[permuted.place.cpu().long()] = True
@@ -239,7 +222,8 @@ def test_gathering_with_a_fixed_scale_saturates() -> None:
     x[1, 7], x[2, 9] = 1e6, -300.0
     packed = pack_experts(expert_tensors(9, hidden, 96, torch.float32))
     packed = dataclasses.replace(packed, gate_up_input_scale=scale)
-    found, scales = grouped.gather8(x, permuted, packed, tile)
+    found, scales = grouped.gather(x, permuted, packed, tile, fp8=True)
+    assert scales is not None
     place = permuted.place.long()
     assert bool((scales[place] == scale).all())
     columns = grouped_columns(found.shape[1])

@@ -129,32 +129,11 @@ def combine(
     norm: Norm | None = None,
     *,
     some: bool = False,
+    add: bool = True,
 ) -> torch.Tensor | None:
     """x [T, H] float32 += the sum of gates [T, K] times parts [rows, H] (by expert). Returns the normed x [T,
     H] if a norm is given; a program then computes a whole row. ``some``: pairs without a part have ``place``
-    -1."""
-    return _combine(parts, place, gates, x, norm, add=True, some=some)
-
-
-def combined(
-    parts: torch.Tensor, place: torch.Tensor, gates: torch.Tensor, *, some: bool = False
-) -> torch.Tensor:
-    """Returns the sum of gates [T, K] times parts [rows, H] (by expert): [T, H] in their dtype."""
-    total = torch.empty(gates.shape[0], parts.shape[1], dtype=parts.dtype, device=parts.device)
-    _combine(parts, place, gates, total, None, add=False, some=some)
-    return total
-
-
-def _combine(
-    parts: torch.Tensor,
-    place: torch.Tensor,
-    gates: torch.Tensor,
-    x: torch.Tensor,
-    norm: Norm | None,
-    *,
-    add: bool,
-    some: bool,
-) -> torch.Tensor | None:
+    -1. Without ``add``, x may have any type and is only written."""
     tokens, hidden = x.shape
     normed, ending = sum_ending(norm, x)
     block = 1024 if norm is None else triton.next_power_of_2(hidden)

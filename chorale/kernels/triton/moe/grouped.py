@@ -111,42 +111,30 @@ def _gather_kernel(
                     tl.store(scale_ptr + row, scale)
 
 
-def _tile_constants(tile: tuning.GroupedTile) -> dict[str, int]:
-    return {"WIDE": tile.wide, "MID": tile.middle, "NARROW": tile.narrow, "TAIL": tile.tail}
-
-
 def gather(
-    normed: torch.Tensor, permuted: Permutation, experts: Experts, tile: tuning.GroupedTile
-) -> torch.Tensor:
+    normed: torch.Tensor,
+    permuted: Permutation,
+    experts: Experts,
+    tile: tuning.GroupedTile,
+    *,
+    fp8: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """normed [T, H] -> [rows, 64 chunks] in the experts' dtype: one row per pair, by expert, and zeros in a
-    tile's other rows."""
-    tokens, hidden = normed.shape
-    top_k, width = permuted.place.shape[0] // tokens, experts.gate_up.chunks * COLUMNS
-    out = torch.empty(permuted.rows, width, dtype=experts.dtype, device=normed.device)
-    tiles = permuted.tiles.shape[0] - 1
-    _gather_kernel[tokens + tiles, triton.cdiv(width, 1024)](
-        normed, permuted.place, out, None, permuted.tiles, tokens, hidden, width, None, K=top_k, BLOCK=1024,
-        FIXED=False, SOME=experts.owned is not None, **_tile_constants(tile), **dependent(normed),
-    )  # fmt: skip
-    return out
-
-
-def gather8(
-    normed: torch.Tensor, permuted: Permutation, experts: Experts, tile: tuning.GroupedTile
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``gather`` in e4m3. Also returns each row's divisor [rows] float32: the checkpoint's scale (larger
-    values saturate), or one that maps the row's largest value to 448."""
-    tokens, hidden = normed.shape
-    pairs, width = permuted.place.shape[0], experts.gate_up.chunks * COLUMNS
-    out = torch.empty(permuted.rows, width, dtype=torch.float8_e4m3fn, device=normed.device)
-    scale = torch.empty(permuted.rows, dtype=torch.float32, device=normed.device)
-    block = triton.next_power_of_2(width)
-    tiles = permuted.tiles.shape[0] - 1
-    _gather_kernel[(tokens + tiles,)](
+    tile's other rows. ``fp8``: in e4m3; also returns each row's divisor [rows] float32: the checkpoint's
+    scale (larger values saturate), or one that maps the row's largest value to 448."""
+    (tokens, hidden), device = normed.shape, normed.device
+    rows, width = permuted.rows, experts.gate_up.chunks * COLUMNS
+    dtype = torch.float8_e4m3fn if fp8 else experts.dtype
+    out = torch.empty(rows, width, dtype=dtype, device=device)
+    scale = torch.empty(rows, dtype=torch.float32, device=device) if fp8 else None
+    fixed = experts.gate_up_input_scale
+    block = triton.next_power_of_2(width) if fp8 else 1024  # a row's largest value takes the whole row
+    programs = tokens + permuted.tiles.shape[0] - 1
+    _gather_kernel[programs, triton.cdiv(width, block)](
         normed, permuted.place, out, scale, permuted.tiles, tokens, hidden, width,
-        experts.gate_up_input_scale or 1.0,
-        K=pairs // tokens, BLOCK=block, FIXED=experts.gate_up_input_scale is not None,
-        SOME=experts.owned is not None, num_warps=8, **_tile_constants(tile), **dependent(normed),
+        (fixed or 1.0) if fp8 else None, K=permuted.place.shape[0] // tokens, WIDE=tile.wide, MID=tile.middle,
+        NARROW=tile.narrow, TAIL=tile.tail, BLOCK=block, FIXED=fp8 and fixed is not None,
+        SOME=experts.owned is not None, num_warps=8 if fp8 else 4, **dependent(normed),
     )  # fmt: skip
     return out, scale
 
@@ -187,13 +175,8 @@ def grouped_parts(
     fp8 = experts.down_largest is not None
     tile = tuning.grouped(expert_ids.numel() / experts.total, experts.total, fp8=fp8)
     permuted = permute_pairs(expert_ids, experts.num_experts, tile, experts.first)
-    if fp8:
-        inputs, scale = gather8(normed, permuted, experts, tile)
-        inner = gate_up(inputs, scale, permuted.tiles, experts, tile)
-    else:
-        addends = None if added is None else added.gate_up(normed, permuted.place, permuted.rows)
-        inputs = gather(normed, permuted, experts, tile)
-        inner = gate_up(inputs, None, permuted.tiles, experts, tile, addends)
+    addends = None if added is None else added.gate_up(normed, permuted.place, permuted.rows)
+    inner = gate_up(*gather(normed, permuted, experts, tile, fp8=fp8), permuted.tiles, experts, tile, addends)
     parts = down(inner, permuted.tiles, experts, hidden, tile)
     if added is not None:
         added.down(inner, parts, Ends(x_place=permuted.place, place=permuted.place, fragment=True))

@@ -15,7 +15,7 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import Linear, project_row
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.moe import moe as experts_of_one_rank
-from chorale.kernels.triton.moe.combine import SomePairs, combined, some_pairs
+from chorale.kernels.triton.moe.combine import SomePairs, combine, some_pairs
 from chorale.kernels.triton.moe.gemv import gemv_parts
 from chorale.kernels.triton.moe.grouped import grouped_parts
 from chorale.kernels.triton.moe.moe import form_of
@@ -99,6 +99,8 @@ def _expert_parts(
         return gemv_parts(routed, experts).transpose(0, 1), some
     if form == "grouped":  # already in bfloat16, the type that ranks send
         parts = grouped_parts(routed, experts, x.shape[1])
-        return combined(*parts, some=some is not None).unsqueeze(0), None
+        total = torch.empty(x.shape, dtype=parts[0].dtype, device=x.device)
+        combine(*parts, total, some=some is not None, add=False)
+        return total.unsqueeze(0), None
     total, _ = experts_of_one_rank.moe(routed, experts, torch.zeros_like(x), None, 0.0)
     return total.unsqueeze(0), None
