@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,6 +107,21 @@ def attention_case(
     return q, kv.to(DEVICE, dtype), randn(shape.num_heads, seed=8), meta
 
 
+def attention_by_torch(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    sinks: torch.Tensor,
+    meta: AttentionMeta,
+    shape: AttentionShape,
+    group: int,
+) -> torch.Tensor:
+    """The reference plans both groups, and may not look at the other's freed blocks."""
+    safe = torch.where(meta.block_tables[0] == FREED, 0, meta.block_tables[0])
+    tables = (safe, meta.block_tables[1]) if group else (meta.block_tables[0],) * 2
+    plan = paged.plan_attention(replace(meta, block_tables=tables), shape, kv.shape[3])
+    return paged.attention(q.float(), sinks, LayerCache(plan, group, kv))
+
+
 @each_dtype
 @pytest.mark.parametrize(("group", "long"), [(0, 0), (0, 180), (1, 0)])
 @pytest.mark.parametrize("block", [16, 64, 128])
@@ -119,12 +135,7 @@ def test_attention(
     q, kv, sinks, meta = attention_case(rows, block, group, shape, dtype)
     plan = TRITON_OPS.plan_attention(meta, shape, block)
     found = TRITON_OPS.attention(q, sinks, LayerCache(plan, group, kv))
-    # The reference plans both groups, and may not look at the other's freed blocks.
-    safe = torch.where(meta.block_tables[0] == FREED, 0, meta.block_tables[0])
-    tables = (safe, meta.block_tables[1]) if group else (meta.block_tables[0],) * 2
-    theirs = paged.plan_attention(meta_of(rows, tables, meta.slots[0]), shape, block)
-    expected = paged.attention(q.float(), sinks, LayerCache(theirs, group, kv))
-    check(found, expected, dtype)
+    check(found, attention_by_torch(q, kv, sinks, meta, shape, group), dtype)
 
 
 @pytest.mark.parametrize("window", [0, 1000])
@@ -133,8 +144,7 @@ def test_attention_of_a_long_context_in_many_parts(window: int) -> None:
     q, kv, sinks, meta = attention_case([(1200, 1), (3, 1)], 16, 0, shape, torch.float32)
     plan = TRITON_OPS.plan_attention(meta, shape, 16)
     assert plan.num_splits > 8
-    theirs = paged.plan_attention(meta, shape, 16)
-    expected = paged.attention(q, sinks, LayerCache(theirs, 0, kv))
+    expected = attention_by_torch(q, kv, sinks, meta, shape, 0)
     check(TRITON_OPS.attention(q, sinks, LayerCache(plan, 0, kv)), expected, torch.float32)
 
 

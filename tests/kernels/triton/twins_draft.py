@@ -19,7 +19,7 @@ from chorale.model.draft.config import HeadConfig
 from chorale.model.draft.head import DraftHead
 from chorale.model.draft.pack import pack_weights
 from chorale.model.draft.random_head import random_tensors, random_token_ids
-from tests.kernels.triton.twins import DEVICE, FREED, attention_case, check, each_dtype, randn
+from tests.kernels.triton.twins import DEVICE, attention_by_torch, attention_case, check, each_dtype, randn
 from tests.support.kernels import skinny_machine
 
 BLOCK = 16
@@ -210,10 +210,7 @@ def test_attention_without_a_sink(rows: list[tuple[int, int]], splits: int) -> N
     q, kv, sinks, meta = attention_case(rows, 16, 0, shape, torch.float32)
     sinks = torch.full_like(sinks, -torch.inf)
     plan = replace(TRITON_OPS.plan_attention(meta, shape, 16), num_splits=splits)
-    # The reference also plans the window group, whose table may hold freed blocks.
-    safe = torch.where(meta.block_tables[0] == FREED, 0, meta.block_tables[0])
-    theirs = REFERENCE_OPS.plan_attention(replace(meta, block_tables=(safe, safe)), shape, 16)
-    expected = REFERENCE_OPS.attention(q, sinks, LayerCache(theirs, 0, kv))
+    expected = attention_by_torch(q, kv, sinks, meta, shape, 0)
     check(TRITON_OPS.attention(q, sinks, LayerCache(plan, 0, kv)), expected, torch.float32)
 
 

@@ -15,16 +15,15 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.ops import AttentionShape, LayerCache, QkvWeights
-from chorale.kernels.reference import attention as paged
 from chorale.kernels.reference import ops as reference
 from chorale.kernels.triton import kv_elements
 from chorale.kernels.triton.ops import TRITON_OPS
 from tests.kernels.triton.twins import (
     DEVICE,
     DTYPES,
-    FREED,
     NAMES,
     ROWS,
+    attention_by_torch,
     attention_case,
     check,
     meta_of,
@@ -136,10 +135,7 @@ def test_attention_reads_what_the_cells_say(
     kv, q = kv.to(E4M3), q.to(dtype)
     plan = TRITON_OPS.plan_attention(meta, shape, block)
     found = TRITON_OPS.attention(q, sinks, LayerCache(plan, group, kv))
-    safe = torch.where(meta.block_tables[0] == FREED, 0, meta.block_tables[0])
-    tables = (safe, meta.block_tables[1]) if group else (meta.block_tables[0],) * 2
-    theirs = paged.plan_attention(meta_of(ROWS[rows], tables, meta.slots[0]), shape, block)
-    expected = paged.attention(q.float(), sinks, LayerCache(theirs, group, kv.float()))
+    expected = attention_by_torch(q, kv.float(), sinks, meta, shape, group)
     check(found, expected, dtype)
-    same = paged.attention(q.float(), sinks, LayerCache(theirs, group, kv))
+    same = attention_by_torch(q, kv, sinks, meta, shape, group)
     assert torch.equal(same, expected)  # the reference itself reads e4m3 blocks

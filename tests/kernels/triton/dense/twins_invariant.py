@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from chorale.kernels.ops import AttentionMeta, AttentionShape, LayerCache, QkvWeights
-from chorale.kernels.reference import attention as paged
 from chorale.kernels.reference import ops as reference
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.attention.invariant import parts_of
@@ -21,8 +20,8 @@ from chorale.kernels.triton.launch import tuning_of
 from chorale.kernels.triton.ops import triton_ops
 from tests.kernels.triton.twins import (
     DEVICE,
-    FREED,
     ROWS,
+    attention_by_torch,
     attention_case,
     check,
     expert_tensors,
@@ -49,10 +48,7 @@ def test_attention(rows: list[tuple[int, int]], group: int, long: int) -> None:
     shape = replace(SHAPE, full_window=long)
     q, kv, sinks, meta = attention_case(rows, 64, group, shape, torch.float32)
     found = OPS.attention(q, sinks, LayerCache(OPS.plan_attention(meta, shape, 64), group, kv))
-    safe = torch.where(meta.block_tables[0] == FREED, 0, meta.block_tables[0])
-    tables = (safe, meta.block_tables[1]) if group else (meta.block_tables[0],) * 2
-    theirs = paged.plan_attention(meta_of(rows, tables, meta.slots[0]), shape, 64)
-    check(found, paged.attention(q, sinks, LayerCache(theirs, group, kv)), torch.float32)
+    check(found, attention_by_torch(q, kv, sinks, meta, shape, group), torch.float32)
 
 
 @pytest.mark.parametrize(("group", "long"), [(0, 0), (0, 180), (1, 0)])
