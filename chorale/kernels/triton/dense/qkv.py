@@ -135,7 +135,7 @@ def _rotate_kernel(
     SPLITS: tl.constexpr,  # 0: qkv is whole
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
-    SCALED: tl.constexpr = True,  # the parts are products of x before its norm (if SPLITS)
+    SCALED: tl.constexpr,  # the parts are products of x before its norm (if SPLITS)
 ):
     wait_for_previous(PDL)
     half: tl.constexpr = D // 2
@@ -172,55 +172,46 @@ def qkv_rope_cache(
     x: torch.Tensor, normed: torch.Tensor | None, weights: QkvWeights, eps: float, cache: LayerCache
 ) -> torch.Tensor:
     plan: AttentionPlan = cache.plan
-    shape, linear, kv, rope = plan.shape, weights.linear, kernel_view(cache.kv), cache.rope
-    tokens, dim = x.shape[0], shape.head_dim
-    heads = shape.num_heads + 2 * shape.num_kv_heads
-    q = torch.empty(tokens, shape.num_heads, dim, dtype=linear.weight.dtype, device=x.device)
-    if tokens == 0:
-        return q
-    slots = plan.meta.slots[cache.group]
-    if tokens == 1:
-        tile = tuning.QKV_ROW
-        pairs = min(tile.rows, dim // 2)
-        _one_kernel[(heads * (dim // 2 // pairs),)](
-            x, weights.norm, linear.weight, linear.bias, rope, slots, q, kv, eps,
-            **plan.sizes, H=x.shape[1], PAIRS=pairs, CHUNK=chunk_of(x.shape[1]),
-            num_warps=tile.num_warps, **dependent(x),
-        )  # fmt: skip
-        return q
-    whole = tuning.skinny_qkv(tokens)
-    if whole is not None and skinny_fused.fits(whole, x, linear.weight):
-        skinny_fused.qkv(
-            x, weights.norm, linear.weight, linear.bias, eps, rope, slots, q, kv, plan.sizes, whole
-        )
-        return q
-    if tokens <= tuning.SKINNY_TOKENS:
-        qkv = parts(x, linear.weight, weights.norm)
-    else:
+    shape, linear, tokens = plan.shape, weights.linear, x.shape[0]
+    tile = tuning.skinny_qkv(tokens)
+    is_fused = tile is not None and skinny_fused.fits(tile, x, linear.weight)
+    if tokens > 1 and not is_fused:
+        if tokens <= tuning.SKINNY_TOKENS:
+            return rotate_and_cache(parts(x, linear.weight, weights.norm), linear, cache, x, eps)
         if normed is None:
             normed = rms_norm(x, weights.norm, eps, linear.weight.dtype)
-        qkv = product(normed, linear)
-    each = tuning.rotate_heads(tokens)
-    _rotate_kernel[(tokens, triton.cdiv(heads, each))](
-        qkv, x, linear.bias, eps, rope, slots, q, kv, **plan.sizes, HEADS=each,
-        H=x.shape[1], SPLITS=qkv.shape[0] if tokens <= tuning.SKINNY_TOKENS else 0,
-        BLOCK=triton.next_power_of_2(x.shape[1]), **dependent(x),
-    )  # fmt: skip
+        return rotate_and_cache(product(normed, linear), linear, cache)
+    dim, heads = shape.head_dim, shape.num_heads + 2 * shape.num_kv_heads
+    q = torch.empty(tokens, shape.num_heads, dim, dtype=linear.weight.dtype, device=x.device)
+    places = cache.rope, plan.meta.slots[cache.group], q, kernel_view(cache.kv)
+    if tokens == 1:
+        row = tuning.QKV_ROW
+        pairs = min(row.rows, dim // 2)
+        _one_kernel[(heads * (dim // 2 // pairs),)](
+            x, weights.norm, linear.weight, linear.bias, *places, eps,
+            **plan.sizes, H=x.shape[1], PAIRS=pairs, CHUNK=chunk_of(x.shape[1]),
+            num_warps=row.num_warps, **dependent(x),
+        )  # fmt: skip
+    elif tile is not None and tokens:
+        skinny_fused.qkv(x, weights.norm, linear.weight, linear.bias, eps, *places, plan.sizes, tile)
     return q
 
 
-def rotate_and_cache(qkv: torch.Tensor, linear: Linear, cache: LayerCache) -> torch.Tensor:
-    """The last part of ``qkv_rope_cache`` for normed input: ``qkv`` [T, (Nq + 2 Nkv) * D], or its parts
-    without bias, [SPLITS, T, ...] float32."""
+def rotate_and_cache(
+    qkv: torch.Tensor, linear: Linear, cache: LayerCache, x: torch.Tensor | None = None, eps: float = 0.0
+) -> torch.Tensor:
+    """The last part of ``qkv_rope_cache``: ``qkv`` [T, (Nq + 2 Nkv) * D], or its parts without bias, [SPLITS,
+    T, ...] float32. ``x``: the parts are products of x before its norm."""
     plan: AttentionPlan = cache.plan
-    shape, tokens, rope = plan.shape, qkv.shape[-2], cache.rope
+    shape, tokens, hidden = plan.shape, qkv.shape[-2], 1 if x is None else x.shape[1]
     heads = shape.num_heads + 2 * shape.num_kv_heads
     q = torch.empty(tokens, shape.num_heads, shape.head_dim, dtype=linear.weight.dtype, device=qkv.device)
     each = tuning.rotate_heads(tokens)
     if tokens:
         _rotate_kernel[(tokens, triton.cdiv(heads, each))](
-            qkv, rope, linear.bias, 0.0, rope, plan.meta.slots[cache.group], q, kernel_view(cache.kv),
-            **plan.sizes, HEADS=each, H=1, SPLITS=len(qkv) if qkv.dim() == 3 else 0, BLOCK=1, SCALED=False,
-            **dependent(qkv),
+            qkv, cache.rope if x is None else x, linear.bias, eps, cache.rope, plan.meta.slots[cache.group],
+            q, kernel_view(cache.kv), **plan.sizes, HEADS=each, H=hidden,
+            SPLITS=len(qkv) if qkv.dim() == 3 else 0, BLOCK=triton.next_power_of_2(hidden),
+            SCALED=x is not None, **dependent(qkv),
         )  # fmt: skip
     return q
