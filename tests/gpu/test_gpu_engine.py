@@ -15,7 +15,8 @@ from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from tests.gpu.scores import FLOAT32_BOUND, check_rounding, differences, scores
 from tests.model.test_puzzle import CONFIG, logprobs_of_layers
-from tests.support.runtime import VOCAB, each_alone, make_engine, random_prompt, request, run, tokens_of
+from tests.support.device.model import VOCAB
+from tests.support.runtime import each_alone, make_engine, random_prompt, request, run, tokens_of
 
 pytestmark = pytest.mark.gpu
 OPS = ("reference", "triton")
