@@ -14,7 +14,7 @@ from chorale.jobs.background import Background
 from chorale.store.protocol import RESTARTED, EventChunk, EventPage, StoredItem, StoredResponse
 from chorale.store.store import Bounds, ResponseStore, SqliteStore
 from chorale.turns.events import ItemClosed, ItemDelta, ItemOpened
-from tests.api.responses.background.test_background import HANGS, ended, resume
+from tests.api.responses.background.test_background import HANGS, resume
 from tests.store.test_locked import write_lock
 from tests.store.test_store import kept, make, opened
 from tests.support.engine.scripted_client import Script, ids
@@ -230,7 +230,7 @@ async def test_a_full_disk_delays_the_end_and_loses_nothing(tmp_path: Path) -> N
         assert other["store"] is False, "the disk is full"
         assert not following.done()
         await store._access.write(empty)
-        body = await ended(server, made["id"], 15)
+        body = await server.ended(made["id"])
         assert body["status"] == "completed"
         assert fold_events(await following) == body
         assert body["output"][0]["content"][0]["text"].endswith("1999 words, ")
@@ -272,4 +272,4 @@ async def test_a_stream_is_read_live_through_another_server(location: str) -> No
         )
         there = parse_sse(answer.content.removeprefix(b": waiting\n\n"))
         assert there == here
-        assert fold_events(there) == await ended(theirs, made["id"])
+        assert fold_events(there) == await theirs.ended(made["id"])
