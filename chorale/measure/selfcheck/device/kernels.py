@@ -119,20 +119,16 @@ class _Pair:
         exact = replace(tensors, dtype=torch.float32, fp8_activations=False)
         return self._own.pack_experts(tensors), self._exact.pack_experts(exact)
 
-    def _caches(self, cache: LayerCache) -> tuple[LayerCache, LayerCache]:
-        own, exact, _ = cache.plan
-        return cache._replace(plan=own), cache._replace(plan=exact)
-
     def _qkv(self, x: Any, _: Any, weights: Any, eps: float, cache: LayerCache) -> Any:
         own, exact = (replace(weights, linear=linear) for linear in weights.linear)
-        ours, theirs = self._caches(cache)
-        theirs, kv = theirs._replace(kv=self._exact_kv), cache.kv
+        plans, kv = cache.plan, cache.kv
+        ours, theirs = cache._replace(plan=plans[0]), cache._replace(plan=plans[1], kv=self._exact_kv)
         self._following = own
         for what, given in ((_SMALL, small(x, eps)), ("", x)):
             q = self._own.qkv_rope_cache(given.clone(), None, own, eps, ours)
             right = self._exact.qkv_rope_cache(given, None, exact, eps, theirs)
             self.compare("qkv_rope_cache: q", q, right, self._product_limit, what)
-            pools = (_read(pool, cache.plan[2][cache.group]) for pool in (kv, self._exact_kv))
+            pools = (_read(pool, plans[2][cache.group]) for pool in (kv, self._exact_kv))
             for name, found, written in zip("kv", *pools, strict=True):
                 self.compare(f"qkv_rope_cache: {name}", found, written, self._kv_limit, what)
         most = torch.finfo(kv.dtype).max
@@ -140,7 +136,7 @@ class _Pair:
         return right.to(q.dtype)
 
     def _attention(self, q: Any, sinks: Any, cache: LayerCache) -> torch.Tensor:
-        ours, theirs = self._caches(cache)
+        ours, theirs = (cache._replace(plan=plan) for plan in cache.plan[:2])
         found = self._own.attention(q.clone(), sinks, ours)
         exact = self._exact.attention(q.float(), sinks, theirs)
         self.compare("attention", found, exact, self._limit)
