@@ -15,6 +15,8 @@ from chorale.errors import ConfigError, ConflictError
 from chorale.llm.metrics import Counter, Gauge, Histogram, Metric, Vector
 from chorale.llm.outputs import FlatLogprobs, RequestOutput
 from chorale.llm.params import RequestOutputKind
+from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
+from chorale.model.config import ModelConfig
 from tests.llm.test_llm import OPTIONS
 
 MESSAGES = [{"role": "user", "content": "Hi <|end|>"}]
@@ -255,3 +257,28 @@ def test_an_argument_of_vllm_s_server_is_treated_as_its_flag(
     assert "quantization has no effect" in caplog.text
     with pytest.raises(ConfigError, match=r"^LLM: lora_target_modules is not supported"):
         LLM(str(folder), lora_target_modules=["q"])  # type: ignore[call-arg]
+
+
+# --------------------------------------------------------------------------- new weights
+
+
+def test_new_weights_give_the_tokens_of_an_engine_started_with_them(folder: Path, tmp_path: Path) -> None:
+    """A refused update leaves the old ones."""
+    new = write_random_checkpoint(tmp_path / "new", ModelConfig.load(folder), seed=11)
+    with LLM(str(new), **OPTIONS) as other:
+        wanted = tokens(other.generate([[1, 2, 3]], GREEDY))
+    transfer = {"backend": "checkpoint", "allowed_folders": [str(tmp_path)]}
+    with LLM(str(folder), weight_transfer_config=transfer, **OPTIONS) as llm:
+        old = tokens(llm.generate([[1, 2, 3]], GREEDY))
+        llm.init_weight_transfer_engine({"init_info": {}})
+        llm.start_weight_update()
+        with pytest.raises(ConflictError):
+            llm.update_weights({"update_info": {"path": str(tmp_path / "missing")}})
+        assert (llm.get_weight_version(), tokens(llm.generate([[1, 2, 3]], GREEDY))) == ("default", old)
+        llm.start_weight_update()
+        llm.update_weights({"update_info": {"path": str(new)}})
+        llm.finish_weight_update("second")
+        assert (llm.get_weight_version(), tokens(llm.generate([[1, 2, 3]], GREEDY))) == ("second", wanted)
+        llm.update_weight_version("third")
+        assert llm.get_weight_version() == "third"
+    assert old != wanted
