@@ -65,7 +65,7 @@ def add_columns(rows: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
 
 
 def without_gauges(stats: EngineStats) -> EngineStats:
-    """Returns the statistics of an engine that has stopped: its counters, and nothing that it held."""
+    """Returns the statistics of a stopped engine: its counters stay, its gauges are 0 or empty."""
     return msgspec.structs.replace(
         stats,
         num_running=0,

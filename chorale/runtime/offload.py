@@ -83,8 +83,8 @@ class PageTransfers:
         sizes: HostTierSizes,
         dummy_block: int,
     ) -> None:
-        """``dummy_block``: a block of the pool with unused content. Raises ``ConfigError`` if memory is
-        short."""
+        """``dummy_block``: a block of the pool whose content is never read. Raises ``ConfigError`` if memory
+        is short."""
         self._device, self._copies = device, copies
         self._host = HostPages(device, sizes.num_slots, sizes.page_bytes)
         target = device.torch_device

@@ -27,7 +27,7 @@ def check_served(config: EngineConfig, values: Mapping[str, Setting]) -> None:
 
 
 def read_speculation(values: Mapping[str, Setting]) -> tuple[SpeculativeConfig | None, tuple[str, ...]]:
-    """Returns the config, if speculation was requested, and a line for each key without effect.
+    """Returns the config (None if drafts were not requested) and a notice for each key without effect.
 
     Raises ``ConfigError``.
     """

@@ -74,7 +74,7 @@ def draft_memory(
     block_size: int,
     tokens: int,
 ) -> DraftMemory:
-    """Compute the sizes. ``tokens``: those of the largest step."""
+    """Compute the sizes. ``tokens``: number of tokens in the largest step."""
     head = head_config(config, model)
     if head is None or config is None:
         return NO_DRAFT_MEMORY

@@ -279,7 +279,7 @@ class _Resolver:
         return sizes
 
     def _host_embedding(self, can_gather: bool) -> bool:
-        """Returns whether the embedding stays in host memory, beside a device with memory of its own."""
+        """Returns whether the embedding stays in host memory instead of on the GPU."""
         found = not self.on_cpu and has_host_embedding(self.config, self.economy, can_gather=can_gather)
         is_default = self.config.cpu_offload_params is None
         if found:

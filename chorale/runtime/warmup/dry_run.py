@@ -32,7 +32,7 @@ def dry_run(
     preparations: Iterable[Preparation],
     launched: Iterable[tuple[LocalExecutor, Iterable[StepPlan]]],
 ) -> int:
-    """Records the kernels of all preparations, those of start-up first, and of the plans of each executor.
+    """Records the kernels of all preparations (those of start-up first) and of each executor's plans.
 
     ``captured`` runs steps as a capture would, ``launched`` kernel by kernel. Returns how many kernels the
     engine needs before it is ready. Raises ``EngineError``.

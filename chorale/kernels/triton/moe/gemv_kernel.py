@@ -152,7 +152,8 @@ def _product_kernel(
     row_tiles,
     chunks,
     groups,
-    rest,  # the first splits have TAIL more chunks than LOOP takes: their number; 0: all; None for gate_up
+    # The first ``rest`` splits have TAIL chunks after the groups of LOOP; 0: all splits. None for gate_up.
+    rest,
     limit,  # None for down
     alpha,
     GATE_UP: tl.constexpr,
