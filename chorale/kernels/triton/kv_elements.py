@@ -65,13 +65,49 @@ def from_kv_element(element, TYPE: tl.constexpr):
 
 
 @triton.jit
-def query_of(q, kind: tl.constexpr):
-    """Return q for products with elements of ``kind``: converted to that type, or unchanged for e4m3."""
-    if kind == tl.uint8 or kind == tl.float8e4nv:
-        value = q
+def from_e4m3_pair(pair, TYPE: tl.constexpr, NATIVE: tl.constexpr):
+    """Convert int16, two e4m3 elements, to (low, high) of TYPE, exactly. ``NATIVE``: see ``converts_pairs``.
+
+    Tensor cores take consecutive rows of a value together; of elements of one byte, a thread would have to
+    load each alone. Of pairs, it loads two rows at once, and exchanges their bytes.
+    """
+    if NATIVE:
+        low, high = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 lows, highs;
+            .reg .b16 low, high, rest;
+            prmt.b32 lows, $2, 0, 0x0020;
+            prmt.b32 highs, $2, 0, 0x0031;
+            mov.b32 {low, rest}, lows;
+            mov.b32 {high, rest}, highs;
+            cvt.rn.f16x2.e4m3x2 $0, low;
+            cvt.rn.f16x2.e4m3x2 $1, high;
+            }""",
+            "=r,=r,r",
+            [pair],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
     else:
-        value = q.to(kind)
-    return value
+        low = _from_e4m3_bits(pair & 0xFF)
+        high = _from_e4m3_bits((pair >> 8) & 0xFF)
+    return low.to(TYPE), high.to(TYPE)
+
+
+@triton.jit
+def query_of(q, scale, kind: tl.constexpr):
+    """Return (q, scale) for products with elements of ``kind``: q in the type of these products.
+
+    A GPU converts e4m3 to float16 in one instruction and to bfloat16 in four, so q becomes float16: divided
+    by 64, that no q below 4 million overflows, with ``scale`` multiplied by 64. Both are exact.
+    """
+    if kind != tl.uint8 and kind != tl.int16 and kind != tl.float8e4nv:
+        q = q.to(kind)
+    elif q.dtype != tl.float32:
+        q = (q.to(tl.float32) * 0.015625).to(tl.float16)
+        scale = scale * 64.0
+    return q, scale
 
 
 @triton.jit
@@ -104,6 +140,18 @@ def kernel_view(kv: torch.Tensor) -> torch.Tensor:
     if kv.dtype == torch.float8_e4m3fn and not converts_e4m3(kv.device):
         return kv.view(torch.uint8)
     return kv
+
+
+def pair_view(kv: torch.Tensor) -> torch.Tensor:
+    """Return a pool as int16, pairs of elements, if it is e4m3 and its rows have enough pairs for a product;
+    otherwise as ``kernel_view``."""
+    is_paired = kv.dtype == torch.float8_e4m3fn and kv.shape[-1] >= 32
+    return kv.view(torch.int16) if is_paired else kernel_view(kv)
+
+
+def converts_pairs(device: torch.device) -> bool:
+    """Return whether the device has PTX's conversion of e4m3 (Triton's interpreter has not)."""
+    return capability_of(device) >= 89
 
 
 def converts_e4m3(device: torch.device) -> bool:

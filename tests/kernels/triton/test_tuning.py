@@ -71,12 +71,14 @@ def test_more_multiprocessors_take_more_parts() -> None:
 
     h200, large = ARCH_TUNINGS["sm_90"], ARCH_TUNINGS["gfx942"]
     # Rows x kv heads x parts: 264 programs fill the one, 608 the other.
-    assert h200.context_splits(1, 8, 131072) == 64
-    assert (h200.context_splits(8, 8, 131072), large.context_splits(8, 8, 131072)) == (8, 16)
+    assert h200.context_splits(1, 8, 131072, is_e4m3=False) == 64
+    assert [chip.context_splits(8, 8, 131072, is_e4m3=False) for chip in (h200, large)] == [8, 16]
     assert (h200.skinny_splits(80, 23), large.skinny_splits(80, 23)) == (3, 6)
     assert (h200.route_slices(64), large.route_slices(64)) == (4, 9)
     assert h200.route_slices(513) == 1
-    assert h200.context_splits(1, 8, 100) == 2  # no more than tiles of keys, as a power of two
+    assert h200.context_splits(1, 8, 100, is_e4m3=False) == 2  # no more than tiles of keys, as a power of two
+    # Small tiles, and so four times as many programs.
+    assert [h200.context_splits(rows, 8, 1280, is_e4m3=True) for rows in (8, 64, 256)] == [32, 4, 1]
 
 
 @pytest.mark.parametrize(("architecture", "size"), [("gfx942", 64), ("gfx950", 64), ("gfx1201", 32)])

@@ -14,7 +14,7 @@ import triton.language as tl
 from chorale.kernels.ops import LayerCache
 from chorale.kernels.triton.attention.plan import LOG2E
 from chorale.kernels.triton.attention.prefill import load_keys, prefill
-from chorale.kernels.triton.kv_elements import kernel_view, query_of
+from chorale.kernels.triton.kv_elements import converts_pairs, from_e4m3_pair, pair_view, query_of
 from chorale.kernels.triton.launch import dependent, tuning_of, wait_for_previous
 
 _LOG2E = tl.constexpr(LOG2E)
@@ -28,7 +28,7 @@ _INDICES = ["table_ptr", "context_ptr", "start_ptr"]
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=_INDICES)
 def _decode_kernel(
     q_ptr,  # [T, Nq, D]
-    kv_ptr,  # [blocks, 2, Nkv, KV_BLOCK, D]
+    kv_ptr,  # [blocks, 2, Nkv, KV_BLOCK, D], or of int16 [..., D / 2]: pairs of e4m3 elements
     sinks_ptr,  # [Nq] float32
     table_ptr,  # [R, table_stride] int32
     context_ptr,  # [R] int32
@@ -46,8 +46,10 @@ def _decode_kernel(
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    NATIVE: tl.constexpr,  # how pairs are converted: see ``from_e4m3_pair``
     PDL: tl.constexpr,
 ):
+    """Of pairs, ``q``, ``k``, ``v`` and ``acc`` have the even dimensions, ``odd_q`` etc. the odd ones."""
     wait_for_previous(PDL)
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     token = tl.load(start_ptr + row).to(tl.int64)
@@ -64,39 +66,57 @@ def _decode_kernel(
         end = tl.minimum((first + (split + 1) * each) * KEYS, context)
         heads = head * group + tl.arange(0, ROWS)
         real = tl.arange(0, ROWS) < group
-        dims = tl.arange(0, D)
-        q = tl.load(
-            q_ptr + (token * NUM_Q + heads[:, None]) * D + dims[None, :], mask=real[:, None], other=0.0
-        )
-        q = query_of(q, kv_ptr.dtype.element_ty)
+        kind: tl.constexpr = kv_ptr.dtype.element_ty
+        size: tl.constexpr = 2 if kind == tl.int16 else 1  # dimensions of an element
+        WIDTH: tl.constexpr = D // size
+        dims = tl.arange(0, WIDTH) * size
+        places = (token * NUM_Q + heads[:, None]) * D + dims[None, :]
+        if size == 2:
+            odd_q = tl.load(q_ptr + places + 1, mask=real[:, None], other=0.0)
+            odd_q, _ = query_of(odd_q, scale, kind)
+            odd_acc = tl.zeros((ROWS, WIDTH), tl.float32)
+        q, scale = query_of(tl.load(q_ptr + places, mask=real[:, None], other=0.0), scale, kind)
         if SPLITS == 1:
             top = tl.load(sinks_ptr + heads, mask=real, other=0.0) * _LOG2E
             mass = tl.full((ROWS,), 1.0, tl.float32)
         else:
             top = tl.full((ROWS,), -float("inf"), tl.float32)
             mass = tl.zeros((ROWS,), tl.float32)
-        acc = tl.zeros((ROWS, D), tl.float32)
+        acc = tl.zeros((ROWS, WIDTH), tl.float32)
         for position in range(begin, end, KEYS):
             keys = position + tl.arange(0, KEYS)
             seen = (keys >= low) & (keys < end)
             table = table_ptr + row * table_stride
             k, v = load_keys(
-                kv_ptr, table, head, position, low, end, True, q.dtype, D, NUM_KV, KV_BLOCK, KEYS
+                kv_ptr, table, head, position, low, end, True, q.dtype, WIDTH, NUM_KV, KV_BLOCK, KEYS
             )
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            scores = tl.zeros((ROWS, KEYS), tl.float32)
+            if size == 2:
+                k, odd_k = from_e4m3_pair(k, q.dtype, NATIVE)
+                v, odd_v = from_e4m3_pair(v, q.dtype, NATIVE)
+                scores = tl.dot(odd_q, tl.trans(odd_k), scores, input_precision="ieee")
+            scores = tl.dot(q, tl.trans(k), scores, input_precision="ieee")
             scores = tl.where(seen[None, :], scores, -float("inf"))
-            new_top = tl.maximum(top, tl.max(scores, 1))
-            weights = tl.exp2(scores - new_top[:, None])
+            new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+            weights = tl.exp2(scores * scale - new_top[:, None])
             fade = tl.exp2(top - new_top)
             mass = mass * fade + tl.sum(weights, 1)
-            acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+            weights = weights.to(v.dtype)
+            acc = tl.dot(weights, v, acc * fade[:, None], input_precision="ieee")
+            if size == 2:
+                odd_acc = tl.dot(weights, odd_v, odd_acc * fade[:, None], input_precision="ieee")
             top = new_top
         if SPLITS == 1:
-            out = out_ptr + (token * NUM_Q + heads[:, None]) * D + dims[None, :]
-            tl.store(out, (acc / mass[:, None]).to(out_ptr.dtype.element_ty), mask=real[:, None])
+            tl.store(out_ptr + places, (acc / mass[:, None]).to(out_ptr.dtype.element_ty), mask=real[:, None])
+            if size == 2:
+                odd_out = (odd_acc / mass[:, None]).to(out_ptr.dtype.element_ty)
+                tl.store(out_ptr + places + 1, odd_out, mask=real[:, None])
         else:
             part = (row.to(tl.int64) * NUM_Q + heads) * SPLITS + split
-            tl.store(part_ptr + part[:, None] * D + dims[None, :], acc, mask=real[:, None])
+            parts = part_ptr + part[:, None] * D + dims[None, :]
+            tl.store(parts, acc, mask=real[:, None])
+            if size == 2:
+                tl.store(parts + 1, odd_acc, mask=real[:, None])
             tl.store(stat_ptr + part * 2, top, mask=real)
             tl.store(stat_ptr + part * 2 + 1, mass, mask=real)
 
@@ -143,8 +163,9 @@ def attention(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache) -> torch.
 def _decode(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache, out: torch.Tensor) -> None:
     plan, group = cache.plan, cache.group
     meta, shape, rows = plan.meta, plan.shape, plan.meta.context_lens.shape[0]
-    splits = 1 if group else plan.num_splits
-    tile = tuning_of(q.device).decode_tile(rows, is_window=group != 0)
+    is_e4m3 = cache.kv.element_size() == 1
+    splits = 1 if group else plan.num_e4m3_splits if is_e4m3 else plan.num_splits
+    tile = tuning_of(q.device).decode_tile(rows, is_window=group != 0, is_e4m3=is_e4m3)
     parts = stats = out
     if splits > 1:
         count = rows * shape.num_heads * splits
@@ -152,10 +173,11 @@ def _decode(q: torch.Tensor, sinks: torch.Tensor, cache: LayerCache, out: torch.
         stats = torch.empty(count * 2, dtype=torch.float32, device=q.device)
     table = meta.block_tables[group]
     _decode_kernel[(rows, shape.num_kv_heads, splits)](
-        q, kernel_view(cache.kv), sinks, table, meta.context_lens, meta.query_start, out, parts, stats,
+        q, pair_view(cache.kv), sinks, table, meta.context_lens, meta.query_start, out, parts, stats,
         table.stride(0), plan.scale, **plan.sizes, WINDOW=shape.window(group), SPLITS=splits,
         ROWS=max(_DOT_ROWS, triton.next_power_of_2(shape.num_heads // shape.num_kv_heads)),
-        KEYS=tile.depth, num_warps=tile.num_warps, num_stages=tile.num_stages, **dependent(q),
+        KEYS=tile.depth, NATIVE=converts_pairs(q.device), num_warps=tile.num_warps,
+        num_stages=tile.num_stages, **dependent(q),
     )  # fmt: skip
     if splits > 1:
         _join_kernel[(rows, shape.num_heads)](

@@ -112,7 +112,8 @@ def _tiles_kernel(
         position = context - num_new + offset
         dims = tl.arange(0, D)
         places = ((start + offset).to(tl.int64) * NUM_Q + heads)[:, None] * D + dims[None, :]
-        q = query_of(tl.load(q_ptr + places, mask=real[:, None], other=0.0), kv_ptr.dtype.element_ty)
+        q = tl.load(q_ptr + places, mask=real[:, None], other=0.0)
+        q, scale = query_of(q, scale, kv_ptr.dtype.element_ty)
         sink = _sink(sinks_ptr, heads, real)
         table = table_ptr + row * table_stride
         low, begin = 0, 0

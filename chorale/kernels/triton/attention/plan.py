@@ -19,6 +19,7 @@ class AttentionPlan:
     sizes: dict[str, int]  # NUM_Q, NUM_KV, D and KV_BLOCK of the kernels
     scale: float  # factor of the scores, times log2(e)
     num_splits: int  # parts of a context in decodes of the full group
+    num_e4m3_splits: int  # the same for e4m3 blocks
 
 
 def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> AttentionPlan:
@@ -29,11 +30,13 @@ def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) 
     rows = meta.context_lens.shape[0]
     arch = tuning_of(meta.context_lens.device)
     longest = min(meta.max_context_len, shape.full_window or meta.max_context_len)
-    splits = arch.context_splits(rows, shape.num_kv_heads, longest)
+    splits, e4m3_splits = (
+        arch.context_splits(rows, shape.num_kv_heads, longest, is_e4m3=is_e4m3) for is_e4m3 in (False, True)
+    )
     sizes = {
         "NUM_Q": shape.num_heads,
         "NUM_KV": shape.num_kv_heads,
         "D": shape.head_dim,
         "KV_BLOCK": block_size,
     }
-    return AttentionPlan(meta, shape, sizes, shape.head_dim**-0.5 * LOG2E, splits)
+    return AttentionPlan(meta, shape, sizes, shape.head_dim**-0.5 * LOG2E, splits, e4m3_splits)

@@ -184,7 +184,7 @@ def _prefill_kernel(
         dims = tl.arange(0, D)
         places = ((start + offset).to(tl.int64) * NUM_Q + heads)[:, None] * D + dims[None, :]
         q = tl.load(q_ptr + places, mask=real[:, None], other=0.0)
-        q = query_of(q, kv_ptr.dtype.element_ty)
+        q, scale = query_of(q, scale, kv_ptr.dtype.element_ty)
         top = tl.load(sinks_ptr + heads, mask=real, other=0.0) * _LOG2E
         mass = tl.full((GROUP * TOKENS,), 1.0, tl.float32)
         acc = tl.zeros((GROUP * TOKENS, D), tl.float32)
