@@ -278,7 +278,7 @@ def arch_tuning(architecture: str, multiprocessors: int) -> ArchTuning:
 
 
 GEMV_TOKENS = 256  # maximum tokens of the streaming expert products, with at most this many pairs per expert:
-GEMV_PAIRS_EACH = 12  # on average; fewer where grouped_moe can be used (``grouped_from``)
+GEMV_PAIRS_EACH = 12  # on average; fewer where grouped_moe can be used (``GROUPED_FROM``)
 DIRECT_TOKENS = 16  # up to this number their columns are the tokens; above, pairs sorted by expert
 
 
@@ -337,14 +337,13 @@ def tokens_each(num_pairs: int, num_experts: int) -> int:
     return 16 if mean <= 16 else 32 if mean <= 48 else 64
 
 
-def grouped_from(num_experts: int, *, fp8: bool) -> int:
-    """Return the pairs per expert above which ``grouped_moe`` is used if possible. Sustained microseconds per
-    layer, uneven routing, for ``gemv_moe`` and ``grouped_moe``: 32 experts, 24 tokens (3 pairs) 117 and 117,
-    32 tokens 128 and 118, 48 140 and 123; 128 experts, 64 tokens (2 pairs) 398 and 407, 96 444 and 437, 128
-    469 and
-    442. In e4m3, few pairs keep their inputs in bfloat16: up to 11, or the maximum of the streaming products
-         (``GEMV_TOKENS`` of 128 experts: 8)."""
-    return min(11, GEMV_TOKENS * 4 // num_experts) if fp8 else 3
+# Pairs per expert above which ``grouped_moe`` is used if possible. Sustained microseconds per layer, uneven
+# routing, for ``gemv_moe`` and ``grouped_moe``: 32 experts, 24 tokens (3 pairs) 117 and 117, 32 tokens 128
+# and 118, 48 140 and 123; 128 experts, 64 tokens (2 pairs) 398 and 407, 96 444 and 437, 128 469 and 442.
+GROUPED_FROM = 3
+# Pairs per expert above which e4m3 inputs are used if they are allowed. For fewer, decoding weights to e4m3
+# takes longer than the products: 32 experts, 128 tokens 298 us, in bfloat16 187; 1,024 tokens 380 and 469.
+E4M3_FROM = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,8 +393,10 @@ def grouped(pairs_each: float, num_experts: int, *, fp8: bool = False) -> Groupe
 
     Times are sustained microseconds per layer (docs/lab/kernels.md).
     """
+    if fp8 and pairs_each <= 176:
+        return GroupedTile(128, 32, 7, tail=32)
     if fp8:
-        return _grouped_fp8(pairs_each)
+        return GroupedTile(256, 64, 5, tail=32)  # 120b, 8,192: 2,505, without a tail 2,530
     if pairs_each <= 1:  # only with --batch-invariant
         return GroupedTile(16, 8, 5, registers=64, programs=4, warps=4, units=1, overlap=False)
     if pairs_each <= (4.5 if num_experts > 64 else 9):
@@ -417,14 +418,6 @@ def grouped(pairs_each: float, num_experts: int, *, fp8: bool = False) -> Groupe
     if pairs_each <= 176:
         return GroupedTile(128, 32, 4, tail=32)  # 20b, 1,024: 459
     return GroupedTile(256, 64, 3, mid=128)  # 120b, 8,192: 3,250
-
-
-def _grouped_fp8(pairs_each: float) -> GroupedTile:
-    if pairs_each <= 48:
-        return GroupedTile(64, 32, 8)
-    if pairs_each <= 176:
-        return GroupedTile(128, 32, 7, tail=32)
-    return GroupedTile(256, 64, 5, tail=32)  # 120b, 8,192: 2,505, without a tail 2,530
 
 
 # Maximum pairs that one kernel compares all with all; above, two kernels count and sort.

@@ -351,6 +351,7 @@ def test_grouped_moe_in_fp8(
     tensors = expert_tensors(experts, hidden, inter, torch.bfloat16)
     tensors = dataclasses.replace(tensors, gate_up_input_scale=scales[0], down_input_scale=scales[1])
     packed = pack_experts(dataclasses.replace(tensors, fp8_activations=True))
+    monkeypatch.setattr(tuning, "E4M3_FROM", 0)
     routed, x = route_to(ids, randn(tokens, hidden, seed=5).bfloat16()), randn(tokens, hidden, seed=6)
     monkeypatch.setattr(tuning, "grouped", lambda *_, fp8: tuning.GroupedTile(*shape))
     found = added(routed, packed, x)
@@ -386,6 +387,7 @@ def test_every_kind_of_tile(
     normed, x = randn(len(ids), hidden, seed=5).bfloat16(), torch.zeros(len(ids), hidden, device=DEVICE)
     routed = Routed(normed, ids, torch.ones(len(ids), 1, device=DEVICE))
     monkeypatch.setattr(tuning, "grouped", lambda *_, fp8: tile)
+    monkeypatch.setattr(tuning, "E4M3_FROM", 0)
     found = added(routed, packed, x)
     if fp8:
         expected = fp8_layer(routed, tensors)

@@ -142,11 +142,10 @@ def gather(
 def can_use_grouped(experts: Experts, hidden: int, num_pairs: int | None, device: torch.device) -> bool:
     """Requires Hopper, bfloat16, sizes that the copy engine can address, and enough pairs per expert (None:
     any number)."""
-    least = tuning.grouped_from(experts.total, fp8=experts.down_largest is not None)
     return (
         is_hopper(device)
         and experts.dtype == torch.bfloat16
-        and (num_pairs is None or num_pairs > least * experts.total)
+        and (num_pairs is None or num_pairs > tuning.GROUPED_FROM * experts.total)
         and hidden % 16 == 0
     )
 
@@ -167,13 +166,14 @@ def grouped_parts(
     """Returns the inputs of ``combine``: down's results [rows, hidden] by expert, each pair's row, gates.
 
     Scratch memory for each of the T * K pairs: its input, SwiGLU's result (bfloat16, or e4m3 if the experts
-    are packed for that) and down's result (bfloat16).
+    are packed for that and have many pairs) and down's result (bfloat16).
     """
     from chorale.kernels.triton.moe.hopper_kernel import down, gate_up
 
     normed, expert_ids, gates = routed
-    fp8 = experts.down_largest is not None
-    tile = tuning.grouped(expert_ids.numel() / experts.total, experts.total, fp8=fp8)
+    pairs_each = expert_ids.numel() / experts.total
+    fp8 = experts.down_largest is not None and pairs_each > tuning.E4M3_FROM
+    tile = tuning.grouped(pairs_each, experts.total, fp8=fp8)
     permuted = permute_pairs(expert_ids, experts.num_experts, tile, experts.first)
     addends = None if added is None else added.gate_up(normed, permuted.place, permuted.rows)
     inner = gate_up(*gather(normed, permuted, experts, tile, fp8=fp8), permuted.tiles, experts, tile, addends)
