@@ -68,8 +68,8 @@ def from_kv_element(element, TYPE: tl.constexpr):
 def from_e4m3_pair(pair, TYPE: tl.constexpr, NATIVE: tl.constexpr):
     """Convert int16, two e4m3 elements, to (low, high) of TYPE, exactly. ``NATIVE``: see ``converts_pairs``.
 
-    Tensor cores take consecutive rows of a value together; of elements of one byte, a thread would have to
-    load each alone. Of pairs, it loads two rows at once, and exchanges their bytes.
+    A tensor core takes two keys' values of a dimension in one register. If elements had one byte, a thread
+    would load each alone from shared memory; it loads pairs as they are needed, and exchanges their bytes.
     """
     if NATIVE:
         low, high = tl.inline_asm_elementwise(
@@ -99,8 +99,9 @@ def from_e4m3_pair(pair, TYPE: tl.constexpr, NATIVE: tl.constexpr):
 def query_of(q, scale, kind: tl.constexpr):
     """Return (q, scale) for products with elements of ``kind``: q in the type of these products.
 
-    A GPU converts e4m3 to float16 in one instruction and to bfloat16 in four, so q becomes float16: divided
-    by 64, that no q below 4 million overflows, with ``scale`` multiplied by 64. Both are exact.
+    A GPU converts two e4m3 elements to float16 in one instruction and to bfloat16 in seven, so q becomes
+    float16. It is divided by 64, so that no q below 4 million overflows, and ``scale`` is multiplied by 64.
+    This is exact except for bits of q below 2^-18.
     """
     if kind != tl.uint8 and kind != tl.int16 and kind != tl.float8e4nv:
         q = q.to(kind)
