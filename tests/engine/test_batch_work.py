@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 
 import numpy as np
-import pytest
 
 from chorale.engine.plan import StepRecord
 from chorale.engine.scheduling.batch_share import QUIET, BatchShare
 from chorale.engine.scheduling.pace import PromptPace
 from chorale.engine.types import EngineLimits
-from tests.support.engine.recording import DEFAULTS, Engine, ends, tokens_by_choice
+from tests.support.engine.recording import DEFAULTS, Engine, ends
 
 
 def names(engine: Engine) -> list[str]:
@@ -49,25 +47,6 @@ def test_batch_work_that_waits_has_no_step_with_others() -> None:
     assert all("x" not in found or found == ["x"] for found in seen)
     assert seen[:4] == [["x"]] * 4
     assert ["a", "b"] in seen
-
-
-@pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_pause_changes_no_token(overlap: int, waits: bool) -> None:
-    def run(*others: int) -> dict[tuple[str, int], list[int]]:
-        engine = Engine(async_scheduling=overlap, num_blocks=24, batch_waits=waits)
-        rng = random.Random(4)
-        for index in range(6):
-            engine.add(f"b{index}", [20 + index] * 5, max_tokens=20, seed=index, is_batch=True)
-        chunks = []
-        for index in others:
-            for _ in range(rng.randrange(4)):
-                chunks += engine.step()
-            engine.add(f"x{index}", [50 + index] * rng.randrange(1, 40), max_tokens=4)
-        found = tokens_by_choice(chunks + engine.run())
-        return {key: tokens for key, tokens in found.items() if key[0].startswith("b")}
-
-    assert run(*range(9)) == run()
 
 
 def test_batch_work_is_preempted_for_other_requests_under_fcfs() -> None:

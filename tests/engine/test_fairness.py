@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from chorale.engine.types import NOBODY, Owner, TokenChunk
-from tests.support.engine.recording import Engine, ends, tokens_by_choice
+from chorale.engine.types import NOBODY, Owner
+from tests.support.engine.recording import Engine, ends
 
 A, B = Owner("a"), Owner("b")
 
@@ -122,20 +122,6 @@ def test_nobody_saves_up_turns() -> None:
     crowd(engine, B, 40, max_tokens=20, at=100)
     ended = [name[0] for name, _, _ in ends([chunk for _ in range(200) for chunk in engine.step()])]
     assert abs(ended.count("a") - ended.count("b")) <= 2
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_turns_change_no_token(overlap: bool) -> None:
-    def run(*owners: Owner) -> dict[tuple[str, int], list[int]]:
-        engine, chunks = Engine(max_num_seqs=3, num_blocks=24, async_scheduling=overlap), list[TokenChunk]()
-        for number in range(24):
-            owner = owners[number * 5 % 7 % len(owners)]
-            engine.add(str(number), prompt(number, 5), max_tokens=12, seed=number, owner=owner)
-            if number % 3 == 0:
-                chunks += engine.step()
-        return tokens_by_choice(chunks + engine.run())
-
-    assert run(A, B, Owner("c", 2.5)) == run(NOBODY)
 
 
 def test_one_owner_is_served_as_without_owners() -> None:

@@ -13,7 +13,7 @@ from chorale.engine.types import CacheGroup, EngineLimits
 from chorale.errors import EngineError
 from tests.engine.test_simulation import tight_limits
 from tests.support.engine.recording import Engine, tokens_by_choice
-from tests.support.engine.simulation import Life, random_requests, simulate
+from tests.support.engine.simulation import simulate
 
 CASES = [
     pytest.param(depth, block_size, slots, marks=() if (depth, slots) in short else pytest.mark.slow)
@@ -68,15 +68,20 @@ class Talk(Engine):
         chunks = self.run()
         return tokens_by_choice(chunks)[name, 0], chunks[0].num_cached_tokens
 
+    def displace(self, length: int = 100) -> list[int]:
+        """Has conversation 0, then five others that take its blocks. Returns the tokens of its answer."""
+        first, cached = self.say(0, length)
+        assert cached == 0
+        for number in range(1, 6):
+            self.say(number)
+        return first
+
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_an_evicted_conversation_is_loaded_from_the_host(overlap: bool) -> None:
     """The whole prompt but its last block, in one load; the second time, nothing is copied to the host."""
     talk = Talk(async_scheduling=overlap)
-    first, cached = talk.say(0)
-    assert cached == 0
-    for number in range(1, 6):
-        talk.say(number)
+    first = talk.displace()
     again, cached = talk.say(0)
     assert (again, cached) == (first, 96)
     stats = talk.core.stats()
@@ -92,9 +97,7 @@ def test_an_evicted_conversation_is_loaded_from_the_host(overlap: bool) -> None:
 def test_the_cached_part_of_the_prefix_stays_while_the_load_runs() -> None:
     """The device has the first half, which others would evict: one that runs takes all free blocks."""
     talk = Talk(num_blocks=60, max_num_batched_tokens=8)
-    talk.say(0)
-    for number in range(1, 6):
-        talk.say(number)
+    talk.displace()
     talk.add("half", conversation(0, 60), max_tokens=1)
     talk.run()
     talk.executor._load_steps = 6
@@ -115,9 +118,7 @@ def test_the_cached_part_of_the_prefix_stays_while_the_load_runs() -> None:
 def test_a_load_counts_as_an_admission() -> None:
     """Another request that would take the blocks that the loaded one still needs waits for it."""
     talk = Talk(num_blocks=64)
-    talk.say(0, 60)
-    for number in range(1, 6):
-        talk.say(number)
+    talk.displace(60)
     talk.executor._load_steps = 20
     talk.executor._rng.seed(5)
     talk.add("runs", conversation(8, 20), max_tokens=60)
@@ -132,9 +133,7 @@ def test_a_load_counts_as_an_admission() -> None:
 
 def test_an_idle_engine_waits_for_a_load_in_steps_without_rows() -> None:
     talk = Talk()
-    talk.say(0)
-    for number in range(1, 6):
-        talk.say(number)
+    talk.displace()
     before = len(talk.plans)
     talk.say(0)
     assert any(not len(plan.rows) for plan in talk.plans[before:])
@@ -144,9 +143,7 @@ def test_an_idle_engine_waits_for_a_load_in_steps_without_rows() -> None:
 @pytest.mark.parametrize("when", range(5))
 def test_an_abort_in_the_middle_of_a_load_gives_everything_back(when: int) -> None:
     talk = Talk()
-    talk.say(0)
-    for number in range(1, 6):
-        talk.say(number)
+    talk.displace()
     talk.executor._load_steps = 6
     talk.add("back", conversation(0, 100), max_tokens=2)
     for _ in range(when):
@@ -159,9 +156,7 @@ def test_an_abort_in_the_middle_of_a_load_gives_everything_back(when: int) -> No
 
 def test_a_failed_step_forgets_the_host_and_the_next_plan_waits_for_loads() -> None:
     talk = Talk()
-    first, _ = talk.say(0)
-    for number in range(1, 6):
-        talk.say(number)
+    first = talk.displace()
     talk.executor._load_steps = 50
     talk.executor._rng.seed(3)
     talk.add("back", conversation(0, 100), max_tokens=2)
@@ -181,9 +176,7 @@ def test_a_failed_step_forgets_the_host_and_the_next_plan_waits_for_loads() -> N
 
 def test_pages_with_bad_logits_are_removed_from_host_memory_and_loads() -> None:
     talk = Talk()
-    talk.say(0)
-    for number in range(1, 6):
-        talk.say(number)
+    talk.displace()
     talk.executor._load_steps = 6
     talk.add("back", conversation(0, 100), max_tokens=2)
     talk.step()
@@ -212,32 +205,17 @@ def test_a_prompt_that_diverges_anywhere_recomputes_less_than_a_spacing() -> Non
 def test_a_prompt_of_any_length_returns_up_to_its_last_block(length: int) -> None:
     """Its last token is always computed, so a prompt of whole blocks resumes before the last of them."""
     talk = Talk(sliding_window=20)
-    talk.say(0, length)
-    for number in range(1, 6):
-        talk.say(number)
+    talk.displace(length)
     assert talk.say(0, length)[1] == (length - 1) // 4 * 4
 
 
 def test_choices_share_what_the_leader_loads() -> None:
     talk = Talk(num_blocks=60)
-    first, _ = talk.say(0)
-    for number in range(1, 6):
-        talk.say(number)
+    first = talk.displace()
     found = talk.add("many", conversation(0, 100), max_tokens=2, n=3)
     tokens = tokens_by_choice(talk.run())
     assert tokens[found.request_id, 0] == first
     assert talk.core.stats().num_host_loads == 1
-
-
-def test_a_load_makes_room_for_running_work() -> None:
-    """Sequences that grow take the blocks of a load whose sequence waits for a row."""
-    limits = with_tier(replace(tight_limits(random.Random(1), 1, True, 7, "priority"), max_num_seqs=2), 100)
-    life = Life(limits)
-    requests = random_requests(random.Random(5), limits, life.max_len)
-    for _ in range(40):
-        life.add(next(requests))
-    life.run()
-    life.check()
 
 
 def test_without_a_tier_plans_have_no_transfers() -> None:

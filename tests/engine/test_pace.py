@@ -318,20 +318,6 @@ def test_a_queue_of_prompts_drains(rate: int, most: int) -> None:
     assert max(lengths[-20:]) <= most
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-def test_tokens_are_the_same_with_and_without_a_bound(depth: Literal[0, 1]) -> None:
-    found = []
-    for delay in (0.0, DELAY):
-        scene = Scene(sizes={"prompt_delay": delay, "async_scheduling": depth})
-        for number in range(12):
-            scene.add(f"r{number}", 37 * (number + 1), 30, seed=number, n=1 + number % 3)
-            for _ in range(3):
-                scene.step()
-        scene.run()
-        found.append(dict(scene.tokens))
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize(
     ("depth", "block_size"),
     [(0, 16), (1, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 1), (1, 16)))],

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,20 +12,15 @@ from chorale.engine.drafts.planner import HostDrafter
 from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import (
-    BoolArray,
     CacheGroup,
     EngineLimits,
     GenerateRequest,
     IntArray,
-    SamplingSpec,
     StepPlan,
     StepResult,
-    TokenChunk,
 )
-from tests.support.engine.drafters import Future, Oracle
 from tests.support.engine.fake_executor import FakeExecutor, FakeModel, FakeRow
-from tests.support.engine.integrity import check_integrity
-from tests.support.engine.recording import DEFAULTS, ends, tokens_by_choice
+from tests.support.engine.recording import Engine, ends, tokens_by_choice
 from tests.support.engine.simulation import Ticker
 
 POISON = 999
@@ -38,16 +32,15 @@ class PoisonedDevice(FakeExecutor):
     def __init__(self, limits: EngineLimits, model: FakeModel, num_faults: int) -> None:
         super().__init__(limits, model)
         self.num_faults = num_faults
-        self.is_bad: Callable[[IntArray], BoolArray] = lambda tokens: tokens == POISON
         self._nan = np.zeros((limits.num_blocks, limits.block_size), np.bool_)
-        self._bad_rows: dict[int, int] = {}  # row -> tokens after which it has no token
+        self._bad_rows: set[int] = set()
 
     def _write(self, state: FakeRow, tokens: IntArray, computed: int) -> None:
         super()._write(state, tokens, computed)
         bad = np.zeros(len(tokens), np.bool_)
-        if self.is_bad(tokens).any() and self.num_faults:
+        if (tokens == POISON).any() and self.num_faults:
             self.num_faults -= 1
-            bad |= self.is_bad(tokens)
+            bad |= tokens == POISON
         if computed:
             bad[0] |= self._nan[self._slots(state, CacheGroup.FULL, 0, computed)].any()
         bad = np.logical_or.accumulate(bad)
@@ -56,7 +49,7 @@ class PoisonedDevice(FakeExecutor):
 
     def _sample(self, state: FakeRow, length: int) -> int:
         if self._nan[self._slots(state, CacheGroup.FULL, 0, length)].any():
-            self._bad_rows.setdefault(state.start.row, length)
+            self._bad_rows.add(state.start.row)
         return super()._sample(state, length)
 
     def _run(self, plan: StepPlan) -> StepResult:
@@ -64,43 +57,20 @@ class PoisonedDevice(FakeExecutor):
         result = super()._run(plan)
         for entry, row in enumerate(plan.rows.tolist()):
             if row in self._bad_rows:
-                ends = plan.num_computed + plan.num_new
-                first = ends if plan.num_drafts is None else ends - plan.num_drafts
-                num_kept = self._bad_rows[row] - int(first[entry])
-                result.token_ids[entry, num_kept:] = -1
-                result.num_sampled[entry] = num_kept
+                result.token_ids[entry] = -1
+                result.num_sampled[entry] = 0
                 result.errors[entry] = "no finite logits"
         return result
 
 
-class Poisoned:
-    def __init__(
-        self,
-        num_faults: int,
-        async_scheduling: int,
-        make_drafter: Callable[[Future], PlanningDrafter] | None = None,
-    ) -> None:
-        limits = EngineLimits(**(DEFAULTS | {"async_scheduling": async_scheduling}))
-        self.model = FakeModel(vocab_size=1000, eos_token_ids=(7,), stop_probability=0.0)
-        self.device = PoisonedDevice(limits, self.model, num_faults)
-        drafter = None if make_drafter is None else make_drafter(self._future)
-        self.core = EngineCore(limits, self.device, Ticker(), drafter=drafter)
+class Poisoned(Engine):
+    def __init__(self, num_faults: int, depth: int, drafter: PlanningDrafter | None = None) -> None:
+        super().__init__(async_scheduling=depth)
+        self.device = PoisonedDevice(self.limits, self.model, num_faults)
+        self.core = EngineCore(self.limits, self.device, Ticker(), drafter=drafter)
 
-    def _future(self, sequence: Sequence) -> list[int]:
-        return self.wanted(sequence.request.request)
-
-    def add(self, name: str, prompt: list[int], n: int = 1) -> GenerateRequest:
-        sampling = SamplingSpec(n=n, seed=1, ignore_eos=True, max_tokens=12)
-        request = GenerateRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling)
-        self.core.add_request(request)
-        return request
-
-    def run(self) -> list[TokenChunk]:
-        chunks: list[TokenChunk] = []
-        while self.core.has_work:
-            chunks += self.core.step()
-            check_integrity(self.core)
-        return chunks
+    def add(self, name: str, prompt: list[int] | int, **fields: Any) -> GenerateRequest:
+        return super().add(name, prompt, max_tokens=12, **fields)
 
     def wanted(self, request: GenerateRequest) -> list[int]:
         return self.model.generate(request.prompt_token_ids, request.sampling, 1, 200)[0]
@@ -111,7 +81,7 @@ GOOD_START = list(range(10, 22))
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_poisoned_prefix_is_never_served_again(depth: int) -> None:
-    engine = Poisoned(num_faults=1, async_scheduling=depth)
+    engine = Poisoned(num_faults=1, depth=depth)
     prompt = [*GOOD_START, POISON, *range(30, 60)]
     engine.add("hit", prompt)
     neighbour = engine.add("neighbour", list(range(100, 140)))
@@ -128,7 +98,7 @@ def test_a_poisoned_prefix_is_never_served_again(depth: int) -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 def test_sequences_that_share_a_poisoned_prefix_fail_and_remove_it(depth: int) -> None:
     """The prompt is published chunk by chunk, before anything of it was sampled."""
-    engine = Poisoned(num_faults=1, async_scheduling=depth)
+    engine = Poisoned(num_faults=1, depth=depth)
     prompt = [*GOOD_START, POISON, *range(30, 60)]
     engine.add("first", prompt, n=3)
     chunks = engine.core.step() + engine.core.step()  # at least the poisoned chunk is computed
@@ -143,7 +113,7 @@ def test_sequences_that_share_a_poisoned_prefix_fail_and_remove_it(depth: int) -
 
 
 def test_a_fault_while_decoding_removes_blocks_that_left_the_window() -> None:
-    engine = Poisoned(num_faults=0, async_scheduling=0)
+    engine = Poisoned(num_faults=0, depth=0)
     request = engine.add("a", GOOD_START)
     for _ in range(6):
         engine.core.step()
@@ -169,42 +139,9 @@ class ProposesPoison(HostDrafter):
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_rejected_draft_leaves_no_nan(depth: int) -> None:
     """Keys and values of each draft are NaN. The next tokens overwrite them before anybody reads them."""
-    engine = Poisoned(1000, depth, lambda future: ProposesPoison())
+    engine = Poisoned(1000, depth, ProposesPoison())
     requests = [engine.add(name, [ord(name), *GOOD_START]) for name in "abc"]
     chunks = engine.run()
     assert engine.device.num_faults < 990
     for request in requests:
         assert tokens_by_choice(chunks)[request.request_id, 0] == engine.wanted(request)
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-def test_a_fault_within_a_draft_keeps_the_tokens_before_it(depth: int) -> None:
-    engine = Poisoned(1, depth, lambda future: Oracle(future, most=5))
-    request = engine.add("a", GOOD_START)
-    wanted = engine.wanted(request)
-
-    def poison(tokens: IntArray) -> IntArray:
-        return tokens == wanted[4]
-
-    engine.device.is_bad = poison
-    chunks = engine.run()
-    assert tokens_by_choice(chunks)["a", 0] == wanted[:5]
-    assert ends(chunks) == [("a", 0, "error")]
-    assert len(engine.core._engine.cache.pool._cached) == 0
-    again = engine.add("b", GOOD_START)
-    assert tokens_by_choice(engine.run())["b", 0] == engine.wanted(again)
-
-
-def test_a_request_that_forbids_every_token_leaves_the_prefix_cached() -> None:
-    """Or anyone could keep a popular prompt out of the cache."""
-
-    class Forbidding(PoisonedDevice):
-        def _run(self, plan: StepPlan) -> StepResult:
-            result = super()._run(plan)
-            return dataclasses.replace(result, forbidden=frozenset(result.errors))
-
-    engine = Poisoned(num_faults=1, async_scheduling=0)
-    engine.core = EngineCore(engine.core.limits, Forbidding(engine.core.limits, engine.model, 1), Ticker())
-    engine.add("a", [*GOOD_START, POISON])
-    assert ends(engine.run()) == [("a", 0, "error")]
-    assert len(engine.core._engine.cache.pool._cached) > 0

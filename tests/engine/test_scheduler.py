@@ -137,22 +137,6 @@ def test_preempted_sequences_return_complete_and_in_order() -> None:
     assert sum(t.num_preemptions for t in timings.values()) == engine.core.stats().num_preemptions
 
 
-def test_a_row_start_carries_every_known_token_and_all_blocks_again() -> None:
-    engine = Engine(num_blocks=16, max_model_len=40, enable_prefix_caching=False)
-    for name in "abc":
-        engine.add(name, [ord(name)] * 8, max_tokens=16)
-    outputs = tokens_by_choice(engine.run())
-    again = [(plan, start) for plan in engine.plans for start in plan.starts if len(start.token_ids) > 8]
-    assert again
-    for plan, start in again:
-        name = chr(start.token_ids[0])
-        output = start.token_ids[8:].tolist()
-        assert start.num_prompt_tokens == 8
-        assert output == outputs[name, 0][: len(output)]
-        own = (plan.append_row == start.row) & (plan.append_group == 0)
-        assert plan.append_index[own].tolist() == list(range(-(-len(start.token_ids) // 4)))
-
-
 def test_a_sequence_ends_where_the_pool_ends() -> None:
     engine = Engine(num_blocks=12)
     capacity = engine.core._engine.cache.capacity

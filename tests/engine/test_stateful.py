@@ -43,6 +43,7 @@ class EngineMachine(RuleBasedStateMachine):
         long_prefill=st.sampled_from((0, 2)),
         long_prefill_share=st.booleans(),
         watermark=st.sampled_from((0.0, 0.01, 0.4)),
+        batch_waits=st.booleans(),
     )
     def build(
         self,

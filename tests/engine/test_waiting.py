@@ -16,23 +16,6 @@ def sequence(priority: int, arrival: int) -> Sequence:
     return Sequence(state, 0, key=(priority, arrival), seed=0, max_len=10)
 
 
-def drained(queue: WaitingQueue) -> list[Sequence]:
-    found = []
-    while (head := queue.head()) is not None:
-        queue.remove_head(head)
-        found.append(head)
-    return found
-
-
-def test_best_key_first() -> None:
-    queue = WaitingQueue()
-    assert queue.head() is None
-    for priority, arrival in ((1, 0), (0, 2), (0, 1)):
-        queue.push(sequence(priority, arrival))
-    assert [each.request_id for each in drained(queue)] == ["0-1", "0-2", "1-0"]
-    assert len(queue) == 0
-
-
 def test_clients_that_come_and_go_do_not_fill_the_heap() -> None:
     queue, stays = WaitingQueue(), sequence(0, 0)
     queue.push(stays)

@@ -7,16 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-import msgspec
 import pytest
 
 from chorale.engine.drafts.head import HeadDrafter
-from chorale.engine.drafts.lookup import NgramDrafter, SuffixDrafter
 from chorale.engine.scheduling.scheduler import PlanningDrafter
-from chorale.engine.types import GenerateRequest
 from tests.engine.test_simulation import tight_limits
-from tests.support.engine.drafters import Future, Nonsense, Oracle, restless
-from tests.support.engine.simulation import VOCAB, Life, random_requests, simulate
+from tests.support.engine.drafters import Future, Oracle, restless
+from tests.support.engine.simulation import VOCAB, Life, simulate
 
 NUM_REQUESTS = 30  # of each engine
 DRAFTERS: dict[str, dict[str, Any]] = {
@@ -42,10 +39,6 @@ HEAD_CASES = [
 
 def oracle(options: dict[str, Any], future: Future) -> PlanningDrafter:
     return Oracle(future, vocab_size=VOCAB, **options)
-
-
-def nonsense(future: Future) -> PlanningDrafter:
-    return Nonsense(VOCAB, 4)
 
 
 def check_counts(life: Life, kind: str) -> None:
@@ -100,40 +93,6 @@ def test_a_head_that_is_switched_on_and_off_changes_no_token(depth: Literal[0, 1
     limits = replace(limits, draft_tokens=restless(5, limits.max_num_seqs))
     life = simulate(limits, 2 * NUM_REQUESTS, 1, head)
     check_counts(life, "head")
-
-
-def lookup(kind: str, future: Future) -> PlanningDrafter:
-    return NgramDrafter(4, 1, 3) if kind == "ngram" else SuffixDrafter(4, least=1, capacity=256)
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("kind", ["ngram", "suffix"])
-def test_lookup_drafts_change_no_token(kind: str, depth: Literal[0, 1]) -> None:
-    """The fake model's text has no order; what is found is what happens to be repeated."""
-    limits = tight_limits(random.Random(depth), depth, True, 4, "fcfs")
-    life = simulate(replace(limits, vocab_size=6, eos_token_ids=(5,)), 0, 1, partial(lookup, kind))
-    requests = random_requests(random.Random(3), limits, life.max_len)
-    for _ in range(40):
-        life.add(small(next(requests)))
-        life.step()
-    life.run()
-    life.check()
-    committer = life.core._scheduler.committer
-    assert 0 < committer.num_accepted_tokens < committer.num_draft_tokens
-
-
-def small(request: GenerateRequest) -> GenerateRequest:
-    """The same request in a vocabulary of 6 tokens."""
-    prompt = [token % 6 for token in request.prompt_token_ids]
-    sampling = msgspec.structs.replace(request.sampling, stop_token_ids=())
-    return msgspec.structs.replace(request, prompt_token_ids=prompt, sampling=sampling)
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-def test_random_drafts_change_no_token(depth: Literal[0, 1]) -> None:
-    limits = tight_limits(random.Random(depth), depth, True, 4, "fcfs")
-    life = simulate(limits, 60, 1, nonsense)
-    assert life.core._scheduler.committer.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chorale.engine.core import EngineCore
-from chorale.engine.types import EngineLimits, GenerateRequest, IntArray, RowStart, SamplingSpec, StepPlan
+from chorale.engine.types import EngineLimits, IntArray, RowStart, SamplingSpec, StepPlan
 from chorale.errors import EngineError
-from tests.support.engine.fake_executor import FakeExecutor, FakeModel
+from tests.support.engine.fake_executor import FakeExecutor
 
 LIMITS = EngineLimits(
     num_blocks=12, block_size=4, max_num_seqs=2, max_num_batched_tokens=64, max_model_len=40, sliding_window=6
@@ -42,15 +41,6 @@ def plan_of(tokens: list[int], computed: int = 0, step: int = 0, *, blocks: list
     )
 
 
-def test_a_correct_plan_gives_the_models_tokens() -> None:
-    executor = FakeExecutor(LIMITS)
-    want, _ = executor.model.generate([1, 2, 3, 4, 5], SamplingSpec(max_tokens=3, ignore_eos=True), 1, 40)
-    first = executor.execute(plan_of([1, 2, 3, 4, 5], blocks=[0, 1])).result()
-    second = executor.execute(plan_of([-1], 5, 1, blocks=[0, 1])).result()
-    third = executor.execute(plan_of([int(second.token_ids[0, 0])], 6, 2, blocks=[0, 1])).result()
-    assert [int(step.token_ids[0, 0]) for step in (first, second, third)] == want
-
-
 @pytest.mark.parametrize(
     ("tokens", "changes", "fault"),
     [
@@ -65,13 +55,6 @@ def test_a_missing_or_shared_block_raises(tokens: list[int], changes: dict[str, 
         FakeExecutor(LIMITS).execute(dataclasses.replace(plan, **changes))
 
 
-def test_a_wrong_count_of_computed_tokens_raises() -> None:
-    executor = FakeExecutor(LIMITS)
-    executor.execute(plan_of([1, 2, 3, 4, 5], blocks=[0, 1])).result()
-    with pytest.raises(EngineError, match="another prefix"):
-        executor.execute(plan_of([6], 6, 1, blocks=[0, 1]))
-
-
 def test_a_block_taken_by_another_row_raises() -> None:
     executor = FakeExecutor(LIMITS)
     executor.execute(plan_of([1, 2, 3, 4, 5], blocks=[0, 1])).result()
@@ -82,23 +65,3 @@ def test_a_block_taken_by_another_row_raises() -> None:
     executor.execute(dataclasses.replace(thief, starts=(start,))).result()
     with pytest.raises(EngineError, match="another prefix"):
         executor.execute(plan_of([-1], 5, 2, blocks=[0, 1]))
-
-
-def test_steps_take_their_time_and_queue_behind_each_other() -> None:
-    """At depth 1 the host's work hides behind the device's: n steps take n times ``step_seconds``."""
-    now = [100.0]
-    slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        now[0] += seconds
-
-    limits = dataclasses.replace(LIMITS, async_scheduling=1)
-    executor = FakeExecutor(limits, FakeModel(), step_seconds=2.0, clock=lambda: now[0], sleep=sleep)
-    core = EngineCore(limits, executor)
-    sampling = SamplingSpec(max_tokens=5, ignore_eos=True)
-    core.add_request(GenerateRequest(request_id="r", prompt_token_ids=[1], sampling=sampling))
-    while core.has_work:
-        core.step()
-    assert now[0] == pytest.approx(110.0)
-    assert len(slept) == 5

@@ -20,7 +20,6 @@ from chorale.engine.kv_cache.index_log import (
     IndexCleared,
     IndexEvent,
     IndexLog,
-    event_hash,
     net_changes,
 )
 from chorale.engine.types import (
@@ -122,22 +121,6 @@ def test_a_run_of_blocks_is_one_event_with_parent_tokens_and_salt() -> None:
     assert event.token_ids.tolist() == list(range(108, 116))
 
 
-def test_indexed_blocks_are_not_reported_again() -> None:
-    cache, other, tables = HybridCache(20, 4, 40), BlockTables(), BlockTables()
-    cache.grow(other, 12)
-    cache.pool.publish(FULL, HASHES[1], other.full[1])
-    cache.log.is_on = True
-    cache.grow(tables, 12)
-    cache.commit(tables, 12, HASHES[:3], Tokens())
-    stored = [event for event in cache.log.take() if isinstance(event, BlocksStored)]
-    assert [(event.group, event.hashes, event.parent) for event in stored] == [
-        (FULL, HASHES[:1], None),
-        (FULL, HASHES[2:3], HASHES[1]),
-        (WINDOW, HASHES[:3], None),
-    ]
-    assert [event.token_ids.tolist() for event in stored][1] == [108, 109, 110, 111]
-
-
 def test_evictions_of_a_group_are_one_event() -> None:
     pool, events = recorded(4)
     for number in range(4):
@@ -207,10 +190,6 @@ def test_nothing_is_recorded_while_nobody_reads() -> None:
     log.removed(FULL, HASHES[:1], "GPU")
     log.cleared()
     assert log.take() == []
-
-
-def test_the_number_of_a_block_is_the_low_half_of_its_hash() -> None:
-    assert event_hash(bytes(range(16))) == 0x08090A0B0C0D0E0F
 
 
 def test_a_shared_secret_depends_on_the_environment_alone() -> None:

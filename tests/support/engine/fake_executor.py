@@ -15,7 +15,6 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -136,17 +135,14 @@ class FakeLoad:
 
 @dataclass(frozen=True, slots=True)
 class FakeHandle:
-    """A step whose result is ready at ``ready_at`` (seconds of ``clock``)."""
+    """A step whose result is ready at ``ready_at`` (monotonic seconds)."""
 
     step_result: StepResult | EngineError
     ready_at: float
-    clock: Callable[[], float]
-    sleep: Callable[[float], None]
 
     def result(self) -> StepResult:
-        wait = self.ready_at - self.clock()
-        if wait > 0:
-            self.sleep(wait)
+        if self.ready_at:
+            time.sleep(max(0.0, self.ready_at - time.monotonic()))
         if isinstance(self.step_result, EngineError):
             raise self.step_result
         return self.step_result
@@ -170,15 +166,12 @@ class FakeExecutor:
         fail_at_step: int | None = None,
         draft_errors: float = 0.3,
         load_steps: int = 3,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.model = model or FakeModel(vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids)
         self._limits = limits
         self._step_seconds = step_seconds
         self._fail_at_step = fail_at_step
         self._draft_errors = int(draft_errors * 2**32)
-        self._clock, self._sleep = clock, sleep
         self._ready_at = 0.0
         shape = (limits.num_blocks, limits.block_size)
         self._tokens: IntArray = np.full(shape, -1, np.int32)
@@ -198,12 +191,12 @@ class FakeExecutor:
         if self._next_step_id not in (None, plan.step_id):
             raise EngineError(f"got step {plan.step_id}, expected step {self._next_step_id}")
         self._next_step_id = plan.step_id + 1
-        now = self._clock() if self._step_seconds else 0.0
-        self._ready_at = max(self._ready_at, now) + self._step_seconds
+        if self._step_seconds:
+            self._ready_at = max(self._ready_at, time.monotonic()) + self._step_seconds
         outcome: StepResult | EngineError = self._run(plan)
         if plan.step_id == self._fail_at_step:
             outcome = EngineError("the fake device failed")
-        return FakeHandle(outcome, self._ready_at if self._step_seconds else 0.0, self._clock, self._sleep)
+        return FakeHandle(outcome, self._ready_at)
 
     def shutdown(self) -> None:
         self.num_shutdowns += 1
