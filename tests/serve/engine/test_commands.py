@@ -41,22 +41,6 @@ async def replaced(r: Rig) -> None:
     await until(lambda: r.client.status.state == "ready" and r.client.info.pid != killed, "it is ready")
 
 
-async def test_a_paused_engine_keeps_its_requests_and_those_that_arrive() -> None:
-    async with rig(SLOW) as r:
-        first, late = request("first", 60), request("late", 5)
-        running = asyncio.ensure_future(collect(r.client.submit(first)))
-        await until(lambda: r.client.stats.generation_tokens > 5, "it runs")
-        assert await tell(r.client, "pause", mode="keep") == PAUSED
-        waiting = asyncio.ensure_future(collect(r.client.submit(late)))
-        await until(lambda: r.client.stats.num_waiting == 1, "it is held back")
-        before = r.client.stats.num_steps
-        await asyncio.sleep(0.2)
-        assert r.client.stats.num_steps == before
-        assert await tell(r.client, "resume") == RUNS
-        assert await running == {0: (expected(first), "length")}
-        assert await waiting == {0: (expected(late), "length")}
-
-
 @pytest.mark.parametrize("mode", ["wait", "abort"])
 async def test_other_pauses_refuse_new_requests_until_the_engine_resumes(mode: str) -> None:
     async with rig(SLOW) as r:
@@ -99,15 +83,6 @@ async def test_no_replica_is_told_while_one_is_missing() -> None:
         assert await tell(r.members[1].remote, "state") == RUNS
         await r.ready()
         assert await tell(r.client, "pause") == PAUSED
-
-
-async def test_a_command_that_is_not_possible_is_a_conflict() -> None:
-    async with rig() as r:
-        with pytest.raises(ConflictError):
-            await tell(r.client, "sleep")
-        assert await tell(r.client, "state") == RUNS
-        await replaced(r)
-        assert await tell(r.client, "state") == RUNS
 
 
 @pytest.mark.parametrize("action", ["pause", "sleep"])
