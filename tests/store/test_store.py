@@ -269,24 +269,6 @@ async def test_one_faulty_put_does_not_fail_others(path: str) -> None:
     await store.close()
 
 
-async def test_a_full_disk_fails_the_put_and_nothing_else(tmp_path: Path) -> None:
-    """SQLite's ``max_page_count`` simulates the full disk."""
-    store = SqliteStore(str(tmp_path / "r.sqlite3"))
-    small = make()
-    await store.put(small)
-
-    def fill(connection: sqlite3.Connection) -> None:
-        pages = connection.execute("PRAGMA page_count").fetchone()[0]
-        connection.execute(f"PRAGMA max_page_count={pages + 2}")
-
-    await store._access.write(fill)
-    with pytest.raises(StoreError, match="full"):
-        await store.put(make(text="x" * 100_000))
-    assert await store.get(small.id, b"") == small
-    assert await store.delete(small.id, b"")
-    await store.close()
-
-
 @pytest.mark.parametrize("damage", ["header", "middle"])
 async def test_a_damaged_file_is_moved_aside(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "r.sqlite3"
