@@ -23,12 +23,7 @@ def test_fp8_is_e4m3() -> None:
     ("name", "why"),
     [
         ("fp8_e5m2", "mantissa"),
-        ("fp8_inc", "Gaudi"),
-        ("fp8_ds_mla", "DeepSeek"),
-        ("int8_per_token_head", "no scales"),
-        ("nvfp4", "no scales"),
         ("turboquant_k8v4", "no kernel"),
-        ("float16", "bfloat16 or float32"),
         ("bf16", "not known"),
     ],
 )
