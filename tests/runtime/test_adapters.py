@@ -30,17 +30,14 @@ from tests.support.runtime import (
 FORMS = ("attention", "tinker", "head", "parameters")
 
 
-def write_model_and_adapters(root: Path) -> Path:
-    """Returns the folder, with a checkpoint in ``model`` and an adapter of each form."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint in ``model`` and an adapter of each form."""
+    root = tmp_path_factory.mktemp("lora")
     write_checkpoint(root / "model")
     for seed, form in enumerate(FORMS):
         write_adapter(root / form, small_config(), form, seed)
     return root
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model_and_adapters(tmp_path_factory.mktemp("lora"))
 
 
 @pytest.fixture(scope="module")

@@ -7,18 +7,16 @@ import logging
 import os
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chorale.ids import new_id
 from chorale.serve.logs import EXPORTER, ExporterFilter, JsonFormatter
 from chorale.tracing.context import CURRENT, RequestContext
 from chorale.tracing.otel import is_installed
-from tests.serve.test_supervisor import serve
+from tests.serve.test_supervisor import Supervised, serve
 from tests.support.tracing.collector import Collector
 from tests.support.tracing.spans import KeptTracer
 
@@ -129,7 +127,7 @@ def test_every_log_line_of_a_server_is_a_json_object(monkeypatch: pytest.MonkeyP
             options["otlp_traces_endpoint"] = collector.url
         with serve(server=options) as server:
             server.wait_until("it is ready", lambda: "ready" in server.states)
-            ids = [send(server.port) for _ in range(6)]
+            ids = [send(server) for _ in range(6)]
             server.process.terminate()
             assert server.ended() == 0
             lines = [json.loads(line) for line in server.log.read_text().splitlines()]
@@ -148,19 +146,14 @@ def test_every_log_line_of_a_server_is_a_json_object(monkeypatch: pytest.MonkeyP
         assert span.resource["chorale.process"] == access[name]["process"]
 
 
-def send(port: int) -> str:
-    """Send a completion once an API process listens. Returns the request id."""
-    body = json.dumps({"model": "demo", "prompt": "hi", "max_tokens": 2}).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions", body, {"content-type": "application/json"}
-    )
-    for _ in range(200):
-        try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                return str(answer.headers["x-request-id"])
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code != 503:
-                raise
-        time.sleep(0.05)
-    raise AssertionError("no API process became ready")
+def send(server: Supervised) -> str:
+    """Send completions until an API process answers one. Returns its request id."""
+    ids: list[str] = []
+
+    def is_answered() -> bool:
+        ids.append(new_id("req"))
+        body = {"model": "demo", "prompt": "hi", "max_tokens": 2}
+        return server.ask("/v1/completions", body, **{"x-request-id": ids[-1]})[0] == 200
+
+    server.wait_until("an answer", is_answered)
+    return ids[-1]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 
 from chorale.engine.core import EngineCore
 from chorale.kernels.adapters import NONE, Adapter, AdapterBatch, SlotSizes
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from tests.runtime.steps.test_decode_graphs import decodes_of, graph_engine, mixed_of
-from tests.runtime.test_adapters import FORMS, adapter_request, write_model_and_adapters
+from tests.runtime.test_adapters import FORMS, adapter_request
+from tests.runtime.test_adapters import folder as folder
 from tests.support.runtime import each_alone, make_engine, run, tokens_of
 
 
@@ -32,11 +32,6 @@ class HostSlots:
         assert max((self._adapters[slot].reach for slot in numbers), default=NONE) <= reach
         groups = ((self._adapters[slot], (slots == slot).nonzero().squeeze(1)) for slot in numbers)
         return AdapterBatch(slots.long(), tuple(groups))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model_and_adapters(tmp_path_factory.mktemp("lora"))
 
 
 def adapter_engine(folder: Path) -> EngineCore:
