@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from chorale.engine.core import EngineCore
-from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec
+from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError, EngineError
-from tests.support.engine.fake_executor import FakeExecutor, FakeModel
+from tests.support.engine.fake_executor import FakeExecutor
 from tests.support.engine.integrity import check_integrity
 from tests.support.engine.recording import DEFAULTS, Engine, ends, tokens_by_choice
 
@@ -245,43 +245,33 @@ def test_stats_tell_waiting_from_deferred_requests() -> None:
 
 # --------------------------------------------------------------------------- what a router adds up
 
-FEW_ROWS = EngineLimits(
-    num_blocks=200, block_size=4, max_num_seqs=2, max_num_batched_tokens=16, max_model_len=400
-)
-
-
-def asked(name: str, prompt: int, **fields: int) -> GenerateRequest:
-    sampling = SamplingSpec(max_tokens=20, ignore_eos=True, n=fields.pop("n", 1))
-    ids = [len(name)] * prompt
-    return GenerateRequest(request_id=name, prompt_token_ids=ids, sampling=sampling, **fields)
+FEW_ROWS = {"num_blocks": 200, "max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 400}
 
 
 def test_prompt_tokens_left_counts_prompts_until_they_are_computed() -> None:
-    core = EngineCore(FEW_ROWS, FakeExecutor(FEW_ROWS, FakeModel(stop_probability=0.0)))
-    core.add_request(asked("a", 40))
-    core.add_request(asked("bb", 30, num_expected_cached=28))
-    assert core.stats().prompt_tokens_left == 42
-    core.step()  # 16 of the first
-    assert core.stats().prompt_tokens_left == 26
-    core.abort("bb")
-    assert core.stats().prompt_tokens_left == 24
-    core.step()
-    core.step()
-    assert core.stats().prompt_tokens_left == 0
-    assert core.stats().num_running == 1
-    core.add_request(asked("ccc", 10, num_expected_cached=10))  # the last token is always computed
-    assert core.stats().prompt_tokens_left == 1
-    while core.has_work:
-        core.step()
-    assert core.stats().prompt_tokens_left == 0
+    engine = Engine(**FEW_ROWS)
+    engine.add("a", [1] * 40, max_tokens=20)
+    engine.add("b", [2] * 30, max_tokens=20, num_expected_cached=28)
+    assert engine.core.stats().prompt_tokens_left == 42
+    engine.step()  # 16 of the first
+    assert engine.core.stats().prompt_tokens_left == 26
+    engine.core.abort("b")
+    assert engine.core.stats().prompt_tokens_left == 24
+    engine.step()
+    engine.step()
+    assert engine.core.stats().prompt_tokens_left == 0
+    assert engine.core.stats().num_running == 1
+    engine.add("c", [3] * 10, max_tokens=20, num_expected_cached=10)  # the last token is always computed
+    assert engine.core.stats().prompt_tokens_left == 1
+    engine.run()
+    assert engine.core.stats().prompt_tokens_left == 0
 
 
 def test_siblings_share_what_is_left_of_their_prompt() -> None:
-    core = EngineCore(FEW_ROWS, FakeExecutor(FEW_ROWS, FakeModel(stop_probability=0.0)))
-    core.add_request(asked("a", 16, n=3))
-    assert core.stats().prompt_tokens_left == 16
-    core.step()
-    assert core.stats().prompt_tokens_left <= 2  # the other choices compute a token each
-    while core.has_work:
-        core.step()
-    assert core.stats().prompt_tokens_left == 0
+    engine = Engine(**FEW_ROWS)
+    engine.add("a", 16, n=3, max_tokens=20)
+    assert engine.core.stats().prompt_tokens_left == 16
+    engine.step()
+    assert engine.core.stats().prompt_tokens_left <= 2  # the other choices compute a token each
+    engine.run()
+    assert engine.core.stats().prompt_tokens_left == 0

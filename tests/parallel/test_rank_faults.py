@@ -113,26 +113,40 @@ def test_a_rank_that_hangs(odd: Path, private: Path) -> None:
     assert not exists(pid)
 
 
-# A rank that does not end its part of the fourth step, while its beats go on.
-STUCK_RANK = """
-import sys, time
+# A rank on a stand-in for a GPU with a fault in the fourth step.
+FAULTY_RANK = """
+import dataclasses, sys, time
+import torch
 from chorale.runtime.worker import Worker
-from chorale.serve.engine import rank_process
+from chorale.serve.engine import build_rank, rank_process
+
+def open_device(*arguments, **options):
+    device = opened(*arguments, **options)
+    hardware = dataclasses.replace(device.hardware, label="GPU 1 (NVIDIA H200, GPU-1a2b, 00000000:1b:00.0)")
+    return dataclasses.replace(device, hardware=hardware)
 
 def run_step(self, plan):
     if plan.step_id >= 3:
-        time.sleep(600)
+        {fault}
     return run(self, plan)
 
+opened, build_rank.open_device = build_rank.open_device, open_device
 run, Worker.run = Worker.run, run_step
 sys.exit(rank_process.main())
 """
+STUCK = "time.sleep(600)"  # its beats go on
+ECC = 'raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")'
+
+
+def with_fault(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = (sys.executable, "-c", FAULTY_RANK.format(fault=fault))
+    monkeypatch.setattr("chorale.serve.engine.ranks.RANK_COMMAND", command)
 
 
 def test_a_rank_is_stuck_if_its_part_of_a_step_does_not_end(
     odd: Path, private: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chorale.serve.engine.ranks.RANK_COMMAND", (sys.executable, "-c", STUCK_RANK))
+    with_fault(STUCK, monkeypatch)
     monkeypatch.setattr("chorale.parallel.rank_state.BUSY_SECONDS", {"cpu": 1.0})
     core = make_engine(odd, tensor_parallel_size=2)
     (pid,) = ranks_of(core).pids
@@ -235,33 +249,10 @@ def test_an_error_of_rank_0_is_not_blamed_on_what_others_report_because_of_it(
     ranks.close()
 
 
-# A rank on a stand-in for a GPU whose memory fails at the fourth step.
-ECC_RANK = """
-import dataclasses, sys
-import torch
-from chorale.runtime.worker import Worker
-from chorale.serve.engine import build_rank, rank_process
-
-def open_device(*arguments, **options):
-    device = opened(*arguments, **options)
-    hardware = dataclasses.replace(device.hardware, label="GPU 1 (NVIDIA H200, GPU-1a2b, 00000000:1b:00.0)")
-    return dataclasses.replace(device, hardware=hardware)
-
-def run_step(self, plan):
-    if plan.step_id >= 3:
-        raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
-    return run(self, plan)
-
-opened, build_rank.open_device = build_rank.open_device, open_device
-run, Worker.run = Worker.run, run_step
-sys.exit(rank_process.main())
-"""
-
-
 def test_an_ecc_error_of_a_rank_names_rank_and_gpu(
     odd: Path, private: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chorale.serve.engine.ranks.RANK_COMMAND", (sys.executable, "-c", ECC_RANK))
+    with_fault(ECC, monkeypatch)
     core = make_engine(odd, tensor_parallel_size=2)
     (pid,) = ranks_of(core).pids
     core.add_request(request("a", random_prompt(10), max_tokens=900, seed=1))

@@ -52,7 +52,7 @@ class Engine:
     def add(self, name: str, prompt: list[int] | int, **fields: Any) -> GenerateRequest:
         """``prompt``: token ids, or their number. ``fields``: those of the request or of its sampling."""
         ids = list(range(10, 10 + prompt)) if isinstance(prompt, int) else prompt
-        names = ("priority", "owner", "cache_salt", "arrival_time", "is_batch")
+        names = ("priority", "owner", "cache_salt", "arrival_time", "is_batch", "num_expected_cached")
         own = {key: fields.pop(key) for key in names if key in fields}
         fields = {"seed": 1, "ignore_eos": True} | fields
         request = GenerateRequest(
