@@ -49,34 +49,6 @@ def test_more_decodes_than_budget_serves_the_earliest() -> None:
     assert [name for name, _, _ in ends(chunks)] == ["a", "b", "c"]
 
 
-def test_rows_are_limited_and_reused() -> None:
-    engine = Engine(max_num_seqs=2)
-    for name in "abcd":
-        engine.add(name, 3, max_tokens=3)
-    engine.run()
-    assert max(len(plan.rows) for plan in engine.plans) == 2
-    assert {start.row for plan in engine.plans for start in plan.starts} == {0, 1}
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-def test_no_token_is_computed_beyond_the_last_needed_one(depth: int) -> None:
-    engine = Engine(async_scheduling=depth)
-    engine.add("a", 10, max_tokens=5)
-    chunks = engine.run()
-    assert len(tokens_by_choice(chunks)["a", 0]) == 5
-    assert sum(plan.num_tokens for plan in engine.plans) == 10 + 4
-
-
-def test_only_synchronous_plans_contain_the_last_token() -> None:
-    serial, overlapped = Engine(async_scheduling=0), Engine(async_scheduling=1)
-    for engine in (serial, overlapped):
-        engine.add("a", 3, max_tokens=4)
-    out = tokens_by_choice(serial.run())["a", 0]
-    assert [plan.token_ids.tolist() for plan in serial.plans[1:]] == [[token] for token in out[:-1]]
-    assert tokens_by_choice(overlapped.run())["a", 0] == out
-    assert [plan.token_ids.tolist() for plan in overlapped.plans[1:]] == [[-1]] * 3
-
-
 def test_async_scheduling_drops_the_result_of_a_finished_row() -> None:
     engine = Engine(async_scheduling=1, stop_probability=1.0)
     engine.add("a", 5, ignore_eos=False, max_tokens=10)

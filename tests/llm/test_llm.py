@@ -441,7 +441,7 @@ def test_sampling_params_of_another_type_are_an_error(llm: LLM, params: Any) -> 
 
 
 def test_chat_without_max_tokens_runs_to_the_context_length(llm: LLM) -> None:
-    output = llm.chat([{"role": "user", "content": "Hi"}])[0]
+    output = llm.chat([{"role": "user", "content": "Hi " * 400}])[0]
     choice = output.outputs[0]
     assert choice.finish_reason == "stop" or len(output.prompt_token_ids) + len(choice.token_ids) == 512
 

@@ -18,7 +18,7 @@ def test_synthetic_acceptance_is_labelled(folder: Path, caplog: pytest.LogCaptur
     """It is for measurements: drafts of a random head are accepted as often as the profile says."""
     config = {"method": "synthetic", "acceptance": [0.9, 0.8]}
     with caplog.at_level(logging.WARNING), LLM(folder, **ENGINE, speculative_config=config) as llm:
-        llm.generate("one two three", SamplingParams(max_tokens=40, ignore_eos=True))
+        llm.generate("one two three", SamplingParams(max_tokens=12, ignore_eos=True))
         assert llm._engine.stats.num_accepted_tokens > 0  # type: ignore[union-attr]
     assert "the output has no meaning" in caplog.text
 
