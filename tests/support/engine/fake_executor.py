@@ -38,6 +38,7 @@ from chorale.errors import EngineError
 U64 = npt.NDArray[np.uint64]
 Slots = tuple[IntArray, IntArray]  # blocks, and offsets in them
 MASK = 2**64 - 1
+DRAFT_ERRORS = 0.3  # how often a token that the simulated head drafts is wrong
 MULTIPLIER = 0x9E3779B97F4A7C15  # odd: multiplication by it permutes 64-bit numbers
 
 
@@ -135,14 +136,15 @@ class FakeLoad:
 
 @dataclass(frozen=True, slots=True)
 class FakeHandle:
-    """A step whose result is ready at ``ready_at`` (monotonic seconds)."""
+    """A step whose result is ready at ``ready_at`` (seconds of the monotonic clock)."""
 
     step_result: StepResult | EngineError
     ready_at: float
 
     def result(self) -> StepResult:
-        if self.ready_at:
-            time.sleep(max(0.0, self.ready_at - time.monotonic()))
+        wait = self.ready_at - time.monotonic()
+        if wait > 0:
+            time.sleep(wait)
         if isinstance(self.step_result, EngineError):
             raise self.step_result
         return self.step_result
@@ -152,9 +154,8 @@ class FakeExecutor:
     """Implements ``Executor``. Steps "run" when they are handed over, in order, as on a device stream.
 
     ``step_seconds``: how long a step takes; steps queue behind each other. ``fail_at_step``: the result of
-    that step raises. ``draft_errors``: how often a token that the simulated head drafts is wrong.
-    ``load_steps``: maximum steps of a load from host memory; each takes a random number of them, and copies
-    at the beginning or at the end.
+    that step raises. A load from host memory takes a random number of steps, and copies at the beginning or
+    at the end.
     """
 
     def __init__(
@@ -164,14 +165,11 @@ class FakeExecutor:
         *,
         step_seconds: float = 0.0,
         fail_at_step: int | None = None,
-        draft_errors: float = 0.3,
-        load_steps: int = 3,
     ) -> None:
         self.model = model or FakeModel(vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids)
         self._limits = limits
         self._step_seconds = step_seconds
         self._fail_at_step = fail_at_step
-        self._draft_errors = int(draft_errors * 2**32)
         self._ready_at = 0.0
         shape = (limits.num_blocks, limits.block_size)
         self._tokens: IntArray = np.full(shape, -1, np.int32)
@@ -179,7 +177,7 @@ class FakeExecutor:
         self._groups: IntArray = np.full(shape, -1, np.int32)
         self._host: dict[int, tuple[IntArray, U64, IntArray]] = {}  # slot -> the saved content of a block
         self._loads: deque[FakeLoad] = deque()  # in the order in which they run
-        self._load_steps, self._rng = load_steps, random.Random(0)
+        self._load_steps, self._rng = 3, random.Random(0)  # the most steps of a load
         self._rows: dict[int, FakeRow] = {}
         self._next_step_id: int | None = None
         self.num_shutdowns = 0
@@ -191,8 +189,8 @@ class FakeExecutor:
         if self._next_step_id not in (None, plan.step_id):
             raise EngineError(f"got step {plan.step_id}, expected step {self._next_step_id}")
         self._next_step_id = plan.step_id + 1
-        if self._step_seconds:
-            self._ready_at = max(self._ready_at, time.monotonic()) + self._step_seconds
+        now = time.monotonic() if self._step_seconds else 0.0
+        self._ready_at = max(self._ready_at, now) + self._step_seconds
         outcome: StepResult | EngineError = self._run(plan)
         if plan.step_id == self._fail_at_step:
             outcome = EngineError("the fake device failed")
@@ -364,7 +362,7 @@ class FakeExecutor:
             position += 1
             num_output = position - state.start.num_prompt_tokens
             token = self.model.next_token(prefix, num_output, state.start.sampling, state.start.seed)
-            if mix(prefix) & 0xFFFFFFFF < self._draft_errors:
+            if mix(prefix) & 0xFFFFFFFF < DRAFT_ERRORS * 2**32:
                 token = (token + 1) % self.model.vocab_size
             drafts.append(token)
         return drafts
