@@ -93,7 +93,6 @@ class Scene:
         self.device = TimedExecutor(self.limits, self.speed)
         self.core = EngineCore(self.limits, self.device, lambda: self.device.now)
         self.times: dict[str, list[float]] = defaultdict(list)
-        self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
 
     def add(self, name: str, prompt: int, output: int, seed: int = 1, **fields: Any) -> None:
         ids = [(seed * 7919 + i * i) % 1000 for i in range(prompt)]
@@ -107,7 +106,6 @@ class Scene:
         for chunk in chunks:
             assert chunk.error is None
             self.times[chunk.request_id].append(self.device.now)
-            self.tokens[chunk.request_id, chunk.index] += chunk.token_ids
         return chunks
 
     def run(self, until: str | None = None) -> None:

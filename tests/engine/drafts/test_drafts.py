@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import IntArray, StepPlan, StepResult, TokenChunk
 from tests.support.engine.drafters import Oracle
+from tests.support.engine.fake_executor import FakeHandle
 from tests.support.engine.recording import Engine, ends, tokens_by_choice
 from tests.support.engine.simulation import Ticker
 
@@ -264,18 +264,6 @@ def test_an_abort_while_a_draft_is_in_flight_ends_only_that_request(depth: int, 
     assert engine.core.stats().kv_blocks_used == 0
 
 
-def changed(engine: Drafted, change: Callable[[StepPlan, StepResult], StepResult]) -> None:
-    """Have the executor return changed results."""
-    execute = engine.executor.execute
-
-    def wrapped(plan: StepPlan) -> Any:
-        handle = execute(plan)
-        assert isinstance(handle.step_result, StepResult)
-        return dataclasses.replace(handle, step_result=change(plan, handle.step_result))
-
-    engine.executor.execute = wrapped  # type: ignore[method-assign]
-
-
 @pytest.mark.parametrize("forbidden", [False, True])
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("kept", [0, 1, 3])
@@ -284,19 +272,22 @@ def test_an_error_within_a_draft_ends_the_sequence_after_the_kept_tokens(
 ) -> None:
     engine = Drafted({"most": 4}, async_scheduling=depth, block_size=2)
 
-    def fail(plan: StepPlan, result: StepResult) -> StepResult:
+    execute = engine.executor.execute
+
+    def failing(plan: StepPlan) -> FakeHandle:
+        handle = execute(plan)
+        result = handle.step_result
+        assert isinstance(result, StepResult)
         if plan.num_drafts is None or result.errors:
-            return result
+            return handle
         entry = int(np.argmax(plan.num_drafts))
         result.token_ids[entry, kept:] = -1
         result.num_sampled[entry] = kept
-        result.errors[entry] = "bad"
         own = frozenset([entry]) if forbidden else frozenset[int]()
-        return StepResult(
-            result.step_id, result.token_ids, result.num_sampled, errors=result.errors, forbidden=own
-        )
+        failed = dataclasses.replace(result, errors={entry: "bad"}, forbidden=own)
+        return dataclasses.replace(handle, step_result=failed)
 
-    changed(engine, fail)
+    engine.executor.execute = failing  # type: ignore[method-assign]
     engine.add("a", 8, max_tokens=30)
     chunks = engine.run()
     assert counts(chunks) == [1, kept, 0] if kept else [1, 0]
