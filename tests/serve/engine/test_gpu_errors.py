@@ -10,12 +10,9 @@ import pytest
 import torch
 
 from chorale.errors import GpuError
-from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
-from chorale.model.config_writer import make_config
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.worker import Worker
 from chorale.serve.engine import build_rank
-from tests.llm.test_llm import SIZES
 from tests.support.runtime import make_engine, random_prompt, request
 
 LABEL = "GPU 2 (NVIDIA H200, GPU-1a2b, 00000000:1b:00.0)"
@@ -23,7 +20,7 @@ ECC = "CUDA error: uncorrectable ECC error encountered"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Returns a checkpoint. Engines run on a CPU device that is labelled as a GPU."""
     opened = build_rank.open_device
 
@@ -33,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return replace(device, hardware=replace(device.hardware, label=LABEL))
 
     monkeypatch.setattr(build_rank, "open_device", open_device)
-    return write_random_checkpoint(tmp_path / "model", make_config(**SIZES), seed=3)
+    return checkpoint
 
 
 def fail(*_: object, **__: object) -> None:
