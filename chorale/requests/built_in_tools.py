@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from chorale.errors import invalid, unsupported
-from chorale.requests.readers import optional_flag, optional_mapping, optional_string
+from chorale.requests.readers import (
+    one_of,
+    optional,
+    optional_flag,
+    optional_mapping,
+    optional_string,
+    read_strings,
+)
 from chorale.tools.contract import (
     BuiltInRequest,
     CodeInterpreterRequest,
@@ -30,8 +37,8 @@ BUILT_IN_NAMES: dict[str, str] = {
 }
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MEMORY = {"1g": 2**30, "4g": 4 * 2**30, "16g": 16 * 2**30, "64g": 64 * 2**30}
-_Size = Literal["low", "medium", "high"]
-_SIZES: dict[Any, _Size] = {None: "medium", "low": "low", "medium": "medium", "high": "high"}
+_read_size = optional(one_of("low", "medium", "high"), "medium")
+_read_memory = optional(one_of(*_MEMORY), None)
 _MCP_KEYS = {
     "type", "server_label", "server_url", "server_description", "headers", "authorization", "allowed_tools",
     "require_approval", "allowed_callers", "defer_loading", "connector_id", "tunnel_id",
@@ -41,14 +48,11 @@ _MCP_KEYS = {
 def read_web_search(tool: Mapping[str, Any], path: str) -> WebSearchRequest:
     """Raises ``RequestError`` naming the field."""
     filters = optional_mapping(tool, "filters", path)
-    domains = filters.get("allowed_domains") or []
-    if not isinstance(domains, list) or not all(isinstance(domain, str) and domain for domain in domains):
-        raise invalid(f"{path}.filters.allowed_domains", "must be a list of domains")
-    if len(domains) > 100:
-        raise invalid(f"{path}.filters.allowed_domains", "at most 100 domains")
-    size = tool.get("search_context_size")
-    if not isinstance(size, str | None) or size not in _SIZES:
-        raise invalid(f"{path}.search_context_size", "must be low, medium or high")
+    domains: list[str] = []
+    if filters.get("allowed_domains"):
+        domains = read_strings(filters, "allowed_domains", f"{path}.filters")
+    if len(domains) > 100 or "" in domains:
+        raise invalid(f"{path}.filters.allowed_domains", "must be at most 100 domains")
     kinds = tool.get("search_content_types")
     if kinds is not None and not (isinstance(kinds, list) and "text" in kinds):
         raise unsupported(f"{path}.search_content_types", "the model takes text only")
@@ -58,7 +62,7 @@ def read_web_search(tool: Mapping[str, Any], path: str) -> WebSearchRequest:
     nested = optional_mapping(location, "approximate", f"{path}.user_location")
     return WebSearchRequest(
         allowed_domains=tuple(domains),
-        context_size=_SIZES[size],
+        context_size=_read_size(tool, "search_context_size", path),
         external_access=access is not False,
         user_location=_location(nested or location, f"{path}.user_location"),
     )
@@ -87,10 +91,8 @@ def read_code_interpreter(tool: Mapping[str, Any], path: str) -> CodeInterpreter
     policy = optional_mapping(container, "network_policy", f"{path}.container")
     if policy.get("type", "disabled") != "disabled":
         raise unsupported(f"{path}.container.network_policy", "code has no network here")
-    limit = container.get("memory_limit")
-    if limit is not None and (not isinstance(limit, str) or limit not in _MEMORY):
-        raise invalid(f"{path}.container.memory_limit", f"must be one of {', '.join(_MEMORY)}")
-    return CodeInterpreterRequest(memory_bytes=_MEMORY[limit] if limit is not None else None)
+    limit = _read_memory(container, "memory_limit", f"{path}.container")
+    return CodeInterpreterRequest(memory_bytes=_MEMORY.get(limit))
 
 
 # vLLM's labels of the built-in tools.

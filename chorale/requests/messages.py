@@ -29,7 +29,7 @@ from chorale.harmony.messages import (
 from chorale.requests.effort import take_effort
 from chorale.requests.files import inline_file
 from chorale.requests.prompt import AUTHOR_NAME, tool_name
-from chorale.requests.readers import optional_string, read_arguments, read_string
+from chorale.requests.readers import optional_string, read_arguments, read_string, read_text
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
@@ -144,14 +144,14 @@ def _call(function: Any, path: str) -> Message:
     if not isinstance(function, Mapping):
         raise invalid(path, "must be an object with name and arguments")
     name = tool_name(function.get("name"), f"{path}.name")
-    return function_call(name, read_arguments(function, path))
+    return function_call(name, read_arguments(function, "arguments", path))
 
 
 def _custom_call(custom: Any, path: str, freeform: Collection[str]) -> Message:
     if not isinstance(custom, Mapping):
         raise invalid(path, "must be an object with name and input")
     name = tool_name(custom.get("name"), f"{path}.name")
-    text = read_string(custom, "input", path, empty=True)
+    text = read_text(custom, "input", path)
     is_text = name in freeform
     arguments = text if is_text else msgspec.json.encode({"input": text}).decode()
     return function_call(name, arguments, is_json=not is_text)

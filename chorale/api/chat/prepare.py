@@ -30,7 +30,7 @@ from chorale.requests.messages import (
     to_harmony,
 )
 from chorale.requests.prompt import at, check_distinct, open_message, prompt_head, read_function
-from chorale.requests.readers import read_mapping, read_string
+from chorale.requests.readers import read_mapping, read_text
 from chorale.requests.tool_choice import read_tool_choice
 from chorale.tools.contract import BuiltInRequest, ToolBox
 from chorale.turns.built_in.availability import check_available
@@ -195,7 +195,7 @@ def _is_built_in(tool: Mapping[str, Any]) -> bool:
 
 
 def _function(tool: Mapping[str, Any], path: str) -> Function:
-    kind = read_string(tool, "type", path, empty=True)
+    kind = read_text(tool, "type", path)
     declared, path = read_mapping(tool, kind, path), f"{path}.{kind}"
     return custom_tool(declared, path) if kind == "custom" else read_function(declared, path)
 

@@ -17,7 +17,7 @@ from chorale.errors import invalid, unsupported_content
 from chorale.harmony.messages import FUNCTIONS, DeveloperContent, Message, function_call, tool_result
 from chorale.harmony.vocab import Vocabulary
 from chorale.requests.prompt import tool_name
-from chorale.requests.readers import read_mapping, read_string
+from chorale.requests.readers import read_mapping, read_text
 
 Block = Mapping[str, Any]
 _ROLES = ("user", "assistant", "system")
@@ -25,8 +25,7 @@ _ROLES = ("user", "assistant", "system")
 
 def system_text(blocks: Sequence[Block] | None) -> str | None:
     """Returns the text of ``system``, with blank lines between its blocks."""
-    texts = [_text(block, f"system[{position}]") for position, block in enumerate(blocks or [])]
-    return "\n\n".join(text for text in texts if text) or None
+    return "\n\n".join(filter(None, _texts(blocks or [], "system"))) or None
 
 
 class Converter:
@@ -44,14 +43,12 @@ class Converter:
             path, role = f"messages[{position}]", message.get("role")
             if role not in _ROLES:
                 raise invalid(f"{path}.role", f"must be one of {', '.join(_ROLES)}")
-            blocks = blocks_of(message, path)
             if role == "assistant":
-                found += self._assistant(blocks, path)
+                found += self._assistant(blocks_of(message, path), path)
             elif role == "user":
-                found += self._user(blocks, path)
+                found += self._user(blocks_of(message, path), path)
             else:
-                texts = [_text(block, f"{path}.content[{index}]") for index, block in enumerate(blocks)]
-                found.append(Message("developer", DeveloperContent("\n\n".join(texts))))
+                found.append(Message("developer", DeveloperContent(_content(message, path))))
         return found
 
     # ------------------------------------------------------------------ assistant
@@ -72,14 +69,14 @@ class Converter:
 
     def _thinking(self, block: Block, path: str) -> list[Message]:
         """Converts thinking to its signature's tokens, or to its text if the signature does not fit."""
-        text = read_string(block, "thinking", path, empty=True)
+        text = read_text(block, "thinking", path)
         read = self._reasoning.read(block.get("signature"), text, f"{path}.signature")
         if read is not None:
             return [Message("assistant", text, channel="analysis", token_ids=read[1])]
         return [Message("assistant", text, channel="analysis")] if text else []
 
     def _call(self, block: Block, path: str) -> Message:
-        call_id = read_string(block, "id", path, empty=True)
+        call_id = read_text(block, "id", path)
         name = tool_name(block.get("name"), f"{path}.name")
         given = read_mapping(block, "input", path)
         self._calls[call_id] = name
@@ -111,9 +108,7 @@ class Converter:
             raise invalid(
                 f"{path}.tool_use_id", f"{repr(call_id)[:80]} is not the id of a tool_use block before it"
             )
-        content = block.get("content")
-        blocks = [] if content is None else blocks_of(block, path)
-        text = "\n\n".join(_text(part, f"{path}.content[{index}]") for index, part in enumerate(blocks))
+        text = "" if block.get("content") is None else _content(block, path)
         if block.get("is_error") is True:
             text = f"Error: {text}"
         return tool_result(f"{FUNCTIONS}.{name}", text)
@@ -147,8 +142,13 @@ def _text(block: Block, path: str) -> str:
     return reader(block, path)
 
 
-def _plain(block: Block, path: str) -> str:
-    return read_string(block, "text", path, empty=True)
+def _texts(blocks: Sequence[Block], path: str) -> list[str]:
+    return [_text(block, f"{path}[{index}]") for index, block in enumerate(blocks)]
+
+
+def _content(block: Block, path: str) -> str:
+    """Returns the text of the blocks in ``content``."""
+    return "\n\n".join(_texts(blocks_of(block, path), f"{path}.content"))
 
 
 def _document(block: Block, path: str) -> str:
@@ -161,21 +161,14 @@ def _document(block: Block, path: str) -> str:
             f"documents of type {str(kind)[:64]!r} are not supported: the model takes text",
         )
     if kind == "text":
-        text = read_string(source, "data", f"{path}.source", empty=True)
+        text = read_text(source, "data", f"{path}.source")
     else:
-        parts = blocks_of(source, f"{path}.source")
-        text = "\n\n".join(_text(part, f"{path}.source.content[{i}]") for i, part in enumerate(parts))
+        text = _content(source, f"{path}.source")
     return _titled([block.get("title"), block.get("context")], text)
 
 
 def _search_result(block: Block, path: str) -> str:
-    parts = blocks_of(block, path)
-    text = "\n\n".join(_text(part, f"{path}.content[{index}]") for index, part in enumerate(parts))
-    return _titled([block.get("title"), block.get("source")], text)
-
-
-def _reference(block: Block, path: str) -> str:
-    return read_string(block, "tool_name", path, empty=True)
+    return _titled([block.get("title"), block.get("source")], _content(block, path))
 
 
 def _titled(heads: Sequence[Any], text: str) -> str:
@@ -183,8 +176,8 @@ def _titled(heads: Sequence[Any], text: str) -> str:
 
 
 _READERS: dict[str, Callable[[Block, str], str]] = {
-    "text": _plain,
+    "text": lambda block, path: read_text(block, "text", path),
     "document": _document,
     "search_result": _search_result,
-    "tool_reference": _reference,
+    "tool_reference": lambda block, path: read_text(block, "tool_name", path),
 }

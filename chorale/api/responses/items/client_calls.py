@@ -166,10 +166,3 @@ def output_message(item: Item, name: str) -> Message:
 
 def _encode(value: Any) -> str:
     return msgspec.json.encode(value).decode()
-
-
-def same_call(stored: Item, given: Item) -> bool:
-    """Returns whether a client's item is the stored call of the model."""
-    if stored["call_id"] != given["call_id"]:
-        return False
-    return called_name(stored) == called_name(given) and call_text(stored) == call_text(given)

@@ -5,33 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chorale.errors import RequestError, invalid, unsupported_content
-from chorale.ids import new_id
+from chorale.errors import RequestError, invalid, unsupported, unsupported_content
 from chorale.requests.files import inline_file
-from chorale.requests.readers import read_string
-from chorale.store.protocol import ITEM_ID, Item
-from chorale.turns.events import ID_PREFIX
+from chorale.requests.prompt import tool_name
+from chorale.requests.readers import Object, Reader, read_text
 
-_ID_PREFIX: dict[str, str] = {
-    **ID_PREFIX, "function_call_output": "fco", "custom_tool_call_output": "cto",
-    "local_shell_call_output": "lso", "shell_call_output": "sho", "apply_patch_call_output": "apo",
-    "tool_search_output": "tso", "additional_tools": "at", "mcp_approval_response": "mcpa",
-    "compaction_trigger": "cmt",
-}  # fmt: skip
 TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
+_REASONING_PARTS = frozenset({"reasoning_text", "summary_text", "text"})
 
 
-def read_head(item: Mapping[str, Any], kind: str, *, status: bool = True) -> Item:
-    """Returns id, type and status. Every listed item needs an id: one without a valid id gets a new one."""
-    item_id = item.get("id")
-    if not isinstance(item_id, str) or ITEM_ID.fullmatch(item_id) is None:
-        item_id = new_id(_ID_PREFIX[kind])
-    head: Item = {"id": item_id, "type": kind}
-    return {**head, "status": read_status(item)} if status else head
+def read_status(item: Object, key: str, path: str) -> str:
+    return "incomplete" if item.get(key) == "incomplete" else "completed"
 
 
-def read_status(item: Mapping[str, Any]) -> str:
-    return "incomplete" if item.get("status") == "incomplete" else "completed"
+def read_tool_name(item: Object, key: str, path: str) -> str:
+    return tool_name(item.get(key), f"{path}.{key}")
+
+
+def read_execution(item: Object, key: str, path: str) -> str:
+    if item.get(key, "client") != "client":
+        raise unsupported(
+            f"{path}.{key}", "only 'client' is supported; this server loads deferred tools immediately"
+        )
+    return "client"
 
 
 def read_type(part: Any, path: str) -> str:
@@ -41,7 +37,18 @@ def read_type(part: Any, path: str) -> str:
     return kind
 
 
-def read_parts(content: Any, role: str, path: str) -> list[dict[str, Any]]:
+def read_content(item: Object, key: str, path: str) -> list[dict[str, Any]]:
+    """Reads the content of a message, in the parts of its role."""
+    return _parts(item.get(key), item["role"], f"{path}.{key}")
+
+
+def read_output(item: Object, key: str, path: str) -> str | list[dict[str, Any]]:
+    """Reads an output that consists of a string or of text parts."""
+    output = item.get(key)
+    return output if isinstance(output, str) else _parts(output, "tool", f"{path}.{key}")
+
+
+def _parts(content: Any, role: str, path: str) -> list[dict[str, Any]]:
     """Converts a string or a list of text parts to text parts of ``role``."""
     if isinstance(content, str):
         return [_text_part(content, role)]
@@ -59,8 +66,8 @@ def _part(part: Any, role: str, path: str) -> dict[str, Any]:
     if kind == "input_file":
         return _text_part(inline_file(part, path, kind), role)
     if kind not in TEXT_PARTS:
-        raise unsupported_part(kind, path)
-    return _text_part(read_string(part, "text", path, empty=True), role)
+        raise _unsupported_part(kind, path)
+    return _text_part(read_text(part, "text", path), role)
 
 
 def _text_part(text: str, role: str) -> dict[str, Any]:
@@ -69,7 +76,29 @@ def _text_part(text: str, role: str) -> dict[str, Any]:
     return {"type": "input_text", "text": text}
 
 
-def unsupported_part(kind: str, path: str) -> RequestError:
+def reasoning_parts(kind: str) -> Reader:
+    """Returns the reader of a list of reasoning, which becomes parts of type ``kind``."""
+
+    def read(item: Object, key: str, path: str) -> list[dict[str, Any]]:
+        parts, path = item.get(key), f"{path}.{key}"
+        if isinstance(parts, str):
+            return [{"type": kind, "text": parts}]
+        if not isinstance(parts, list | None):
+            raise invalid(path, "must be a list of parts")
+        texts = [_reasoning_text(part, f"{path}[{position}]") for position, part in enumerate(parts or ())]
+        return [{"type": kind, "text": text} for text in texts]
+
+    return read
+
+
+def _reasoning_text(part: Any, path: str) -> str:
+    kind = read_type(part, path)
+    if kind not in _REASONING_PARTS:
+        raise _unsupported_part(kind, path)
+    return read_text(part, "text", path)
+
+
+def _unsupported_part(kind: str, path: str) -> RequestError:
     return unsupported_content(
         path, f"parts of type {kind[:64]!r} are not supported: the model takes text only"
     )

@@ -1,4 +1,4 @@
-"""Validation of input items and conversion to the form in which they are stored, listed and rendered.
+"""Input items in the form in which they are stored, listed and rendered: a table of the fields of each kind.
 
 Clients return items as they received them, without null fields or ids, or with unknown keys; all of these are
 accepted. Unsupported content (images, files, calls of unavailable tools) is refused with its type and index,
@@ -7,27 +7,53 @@ never silently dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from chorale.api.responses.items import built_in as built_in_items
-from chorale.api.responses.items import built_in_input, client_calls
-from chorale.api.responses.items import client_input as client_items
 from chorale.api.responses.items.encrypted_content import Budget, unseal
 from chorale.api.responses.items.fields import (
-    read_head,
-    read_parts,
+    read_content,
+    read_execution,
+    read_output,
     read_status,
-    read_type,
-    unsupported_part,
+    read_tool_name,
+    reasoning_parts,
 )
-from chorale.api.responses.items.to_harmony import item_text
+from chorale.api.responses.tools import list_tools, shown_tool
 from chorale.errors import RequestError, invalid
-from chorale.requests.readers import read_string
-from chorale.store.protocol import Item
+from chorale.ids import new_id
+from chorale.requests.client_tools import PATCH_OPERATIONS
+from chorale.requests.readers import (
+    ABSENT,
+    Object,
+    Reader,
+    always,
+    as_given,
+    nested,
+    of_type,
+    one_of,
+    optional,
+    optional_list,
+    optional_string,
+    read_arguments,
+    read_fields,
+    read_flag,
+    read_mapping,
+    read_string,
+    read_strings,
+    read_text,
+)
+from chorale.store.protocol import ITEM_ID, Item
+from chorale.turns.events import ID_PREFIX
 
 ROLES = ("user", "assistant", "system", "developer")
-_REASONING_PARTS = frozenset({"reasoning_text", "summary_text", "text"})
+_ACTIONS = ("search", "open_page", "find_in_page")
+_ID_PREFIX: dict[str, str] = {
+    **ID_PREFIX, "function_call_output": "fco", "custom_tool_call_output": "cto",
+    "local_shell_call_output": "lso", "shell_call_output": "sho", "apply_patch_call_output": "apo",
+    "tool_search_output": "tso", "additional_tools": "at", "mcp_approval_response": "mcpa",
+    "compaction_trigger": "cmt",
+}  # fmt: skip
 
 
 def parse_items(raw: list[dict[str, Any]], path: str = "input") -> list[Item]:
@@ -40,107 +66,168 @@ def parse_items(raw: list[dict[str, Any]], path: str = "input") -> list[Item]:
     return items
 
 
-def _parse_item(item: Mapping[str, Any], path: str, budget: Budget) -> Item:
+def _parse_item(item: Object, path: str, budget: Budget) -> Item:
     kind = item.get("type")
     if kind is None:
         kind = "message" if "role" in item else "item_reference"
-    if kind == "compaction":
-        return _compaction(item, path, budget)
-    parser = _PARSERS.get(kind) if isinstance(kind, str) else None
-    if parser is None:
+    if kind == "item_reference":
+        return {"type": kind, "id": read_string(item, "id", path)}
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise RequestError(
             f"{path}.type: items of type {str(kind)[:64]!r} are not supported",
             param=f"{path}.type",
             code="unsupported_item_type",
         )
-    return parser(item, path)
-
-
-def _message(item: Mapping[str, Any], path: str) -> Item:
-    role = item.get("role")
-    if role not in ROLES:
-        raise invalid(f"{path}.role", f"must be one of {', '.join(ROLES)}")
-    assert isinstance(role, str)
-    parsed: Item = {
-        **read_head(item, "message"),
-        "role": role,
-        "content": read_parts(item.get("content"), role, f"{path}.content"),
-    }
-    if item.get("phase") in ("commentary", "final_answer"):
-        parsed["phase"] = item["phase"]
-    return parsed
-
-
-def _reasoning(item: Mapping[str, Any], path: str) -> Item:
-    parsed = read_head(item, "reasoning", status=False)
-    for key, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
-        texts = _reasoning_texts(item.get(key), f"{path}.{key}")
-        parsed[key] = [{"type": kind, "text": text} for text in texts]
-    if isinstance(item.get("encrypted_content"), str):
-        parsed["encrypted_content"] = item["encrypted_content"]
-    parsed["status"] = read_status(item)
-    return parsed
-
-
-def _reasoning_texts(parts: Any, path: str) -> list[str]:
-    if parts is None:
-        return []
-    if isinstance(parts, str):
-        return [parts]
-    if not isinstance(parts, list):
-        raise invalid(path, "must be a list of parts")
-    texts: list[str] = []
-    for position, part in enumerate(parts):
-        kind = read_type(part, f"{path}[{position}]")
-        if kind not in _REASONING_PARTS:
-            raise unsupported_part(kind, f"{path}[{position}]")
-        texts.append(read_string(part, "text", f"{path}[{position}]", empty=True))
-    return texts
-
-
-def _compaction(item: Mapping[str, Any], path: str, budget: Budget) -> Item:
-    sealed = read_string(item, "encrypted_content", path)
-    if unseal(sealed, f"{path}.encrypted_content", budget) is None:
+    if kind == "local_shell_call_output":  # OpenAI's form has the call's id in ``id``
+        item = {**item, "call_id": item.get("call_id") or item.get("id"), "id": None}
+    parsed = {"id": _item_id(item, kind), "type": kind, **read_fields(item, _KINDS[kind], path)}
+    if (
+        kind == "compaction"
+        and unseal(parsed["encrypted_content"], f"{path}.encrypted_content", budget) is None
+    ):
         raise invalid(f"{path}.encrypted_content", "was not created by this server")
-    return {**read_head(item, "compaction", status=False), "encrypted_content": sealed}
+    return parsed
 
 
-def _compaction_trigger(item: Mapping[str, Any], path: str) -> Item:
-    return read_head(item, "compaction_trigger", status=False)
+def _item_id(item: Object, kind: str) -> str:
+    """Returns the id. Every listed item needs one: an item without a valid id gets a new one."""
+    found = item.get("id")
+    if isinstance(found, str) and ITEM_ID.fullmatch(found) is not None:
+        return found
+    return new_id(_ID_PREFIX[kind])
 
 
-def _item_reference(item: Mapping[str, Any], path: str) -> Item:
-    return {"type": "item_reference", "id": read_string(item, "id", path)}
+# --------------------------------------------------------------------------- fields of single kinds
 
 
-_PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
-    "message": _message,
-    "reasoning": _reasoning,
-    "item_reference": _item_reference,
-    "compaction_trigger": _compaction_trigger,
-    **client_items.PARSERS,
-    **built_in_input.PARSERS,
-}
+def _phase(item: Object, key: str, path: str) -> Any:
+    return item[key] if item.get(key) in ("commentary", "final_answer") else ABSENT
 
 
-# --------------------------------------------------------------------------- reading parsed items
+def _tools(item: Object, key: str, path: str) -> list[dict[str, Any]]:
+    """Checks the list of tools; ``tools.read_tools`` checks each tool."""
+    return [shown_tool(tool, f"{path}.{key}[{index}]") for index, tool in enumerate(list_tools(item, path))]
 
 
-def same_output(stored: Item, given: Item) -> bool:
-    """Returns whether a client's item equals the model's output, so that its exact tokens can be replayed.
+def _object(item: Object, key: str, path: str) -> Any:
+    return item.get(key) or {}
 
-    Reasoning may be empty: clients that keep only ``encrypted_content`` strip it.
-    """
-    if stored["type"] != given["type"]:
-        return False
-    if client_calls.is_call(given):
-        return client_calls.same_call(stored, given)
-    if given["type"] in built_in_items.BUILT_IN_INPUT:
-        return built_in_input.same_built_in(stored, given)
-    if given["type"] == "reasoning":
-        return item_text(given) in ("", item_text(stored))
-    return (
-        given["type"] == "message"
-        and stored["role"] == given["role"] == "assistant"
-        and item_text(stored) == item_text(given)
-    )
+
+def _operation(item: Object, key: str, path: str) -> Item:
+    given, path = read_mapping(item, key, path), f"{path}.{key}"
+    operation = {"type": one_of(*PATCH_OPERATIONS)(given, "type", path)}
+    # Empty strings are allowed: the client reports a missing path to the model and sends the call back.
+    for name in ("path",) if operation["type"] == "delete_file" else ("path", "diff"):
+        operation[name] = read_text(given, name, path)
+    return operation
+
+
+def _shell_outputs(item: Object, key: str, path: str) -> list[Item]:
+    output, path = item.get(key), f"{path}.{key}"
+    if isinstance(output, str):  # some clients send a single string
+        output = [{"stdout": output, "outcome": {"type": "exit"}}]
+    if not isinstance(output, list) or not all(isinstance(part, Mapping) for part in output):
+        raise invalid(path, "must be a list of outputs")
+    # The texts may be absent, but not null.
+    parts = [{"stdout": "", "stderr": "", **part} for part in output]
+    return [read_fields(part, _SHELL_OUTPUT, f"{path}[{index}]") for index, part in enumerate(parts)]
+
+
+def _outcome(part: Object, key: str, path: str) -> Item:
+    outcome = part.get(key)
+    if not isinstance(outcome, Mapping) or outcome.get("type") not in ("exit", "timeout"):
+        raise invalid(f"{path}.{key}", "must be of type 'exit' or 'timeout'")
+    ended = {"exit_code": outcome.get("exit_code", 0)} if outcome["type"] == "exit" else {}
+    return {"type": outcome["type"], **ended}
+
+
+_SHELL_OUTPUT: dict[str, Reader] = {"stdout": read_text, "stderr": read_text, "outcome": _outcome}
+
+
+def _action(item: Object, key: str, path: str) -> Item:
+    action, path = item.get(key), f"{path}.{key}"
+    if action is None:
+        action = {"type": "search", "query": ""}
+    if not isinstance(action, Mapping) or action.get("type") not in _ACTIONS:
+        raise invalid(path, "must be a search, open_page or find_in_page action")
+    for name in ("query", "url", "pattern"):
+        optional_string(action, name, path)
+    if action.get("queries"):
+        read_strings(action, "queries", path)
+    return dict(action)
+
+
+def _code_outputs(item: Object, key: str, path: str) -> list[Any] | None:
+    outputs = optional_list(item, key, path)
+    for position, output in enumerate(outputs or []):
+        if not isinstance(output, Mapping) or not isinstance(output.get("logs"), str):
+            raise RequestError(
+                f"{path}.{key}[{position}]: only logs are supported: the model takes text only",
+                param=f"{path}.{key}[{position}]",
+                code="unsupported_content_type",
+            )
+    return outputs
+
+
+def _arguments(item: Object, key: str, path: str) -> str:
+    return optional_string(item, key, path) or "{}"
+
+
+# --------------------------------------------------------------------------- kinds
+
+_STATUS: dict[str, Reader] = {"status": read_status}
+_CALL: dict[str, Reader] = {"call_id": read_string, "status": read_status}
+_NAME: dict[str, Reader] = {"name": read_tool_name, "namespace": optional(read_tool_name)}
+_MCP_CALL: dict[str, Reader] = {
+    "server_label": read_string, "name": read_string, "arguments": _arguments,
+}  # fmt: skip
+_LOCAL_ACTION: dict[str, Reader] = {
+    "type": always("exec"), "command": read_strings, "env": _object, "timeout_ms": optional(as_given),
+    "user": optional(as_given), "working_directory": optional(as_given),
+}  # fmt: skip
+_SHELL_ACTION: dict[str, Reader] = {
+    "commands": read_strings, "timeout_ms": as_given, "max_output_length": as_given,
+}  # fmt: skip
+
+_KINDS: dict[str, dict[str, Reader]] = {
+    "message": {**_STATUS, "role": one_of(*ROLES), "content": read_content, "phase": _phase},
+    "reasoning": {
+        "summary": reasoning_parts("summary_text"), "content": reasoning_parts("reasoning_text"),
+        "encrypted_content": of_type(str), **_STATUS,
+    },
+    "compaction": {"encrypted_content": read_string},
+    "compaction_trigger": {},
+    # Calls that the client runs, and their outputs.
+    "function_call": {**_CALL, **_NAME, "arguments": read_arguments},
+    "custom_tool_call": {**_CALL, "input": read_text, **_NAME},
+    "local_shell_call": {**_CALL, "action": nested(_LOCAL_ACTION)},
+    "shell_call": {**_CALL, "action": nested(_SHELL_ACTION), "environment": always({"type": "local"})},
+    "apply_patch_call": {**_CALL, "operation": _operation},
+    "tool_search_call": {**_CALL, "execution": read_execution, "arguments": _object},
+    "function_call_output": {**_CALL, "output": read_output},
+    "custom_tool_call_output": {**_CALL, "output": read_output},
+    "local_shell_call_output": {**_CALL, "output": read_output},
+    "shell_call_output": {**_CALL, "output": _shell_outputs, "max_output_length": as_given},
+    "apply_patch_call_output": {
+        **_CALL, "status": one_of("completed", "failed"), "output": optional(read_text),
+    },
+    "tool_search_output": {**_CALL, "execution": read_execution, "tools": _tools},
+    "additional_tools": {"role": always("developer"), "tools": _tools},
+    # Calls to built-in tools.
+    "web_search_call": {**_STATUS, "action": _action, "results": optional(optional_list)},
+    "code_interpreter_call": {
+        **_STATUS, "code": optional(read_text, ""), "container_id": of_type(str, ""),
+        "outputs": _code_outputs,
+    },
+    "mcp_call": {
+        **_STATUS, **_MCP_CALL, "output": optional_string, "error": as_given,
+        "approval_request_id": as_given,
+    },
+    "mcp_approval_request": _MCP_CALL,
+    "mcp_list_tools": {
+        "server_label": read_string, "tools": of_type(list, []), "error": optional(as_given),
+    },
+    "mcp_approval_response": {
+        "approval_request_id": read_string, "approve": read_flag, "reason": optional(read_text),
+    },
+}  # fmt: skip

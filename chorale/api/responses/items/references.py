@@ -5,8 +5,7 @@ from __future__ import annotations
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.reasoning_tokens import ReasoningReader
 from chorale.api.responses.items.built_in import BUILT_IN_INPUT
-from chorale.api.responses.items.client_calls import is_call
-from chorale.api.responses.items.input import same_output
+from chorale.api.responses.items.client_calls import call_text, called_name, is_call
 from chorale.api.responses.items.to_harmony import item_text
 from chorale.errors import NotFoundError
 from chorale.harmony.vocab import Vocabulary
@@ -48,7 +47,7 @@ def _resolve(item: Item, stored: StoredItem | None, path: str, reasoning: Reason
                 code="item_not_found",
             )
         return stored
-    if stored is not None and same_output(stored.item, item):
+    if stored is not None and _is_same(stored.item, item):
         return stored
     if item["type"] == "reasoning":
         text = item_text(item)
@@ -57,3 +56,42 @@ def _resolve(item: Item, stored: StoredItem | None, path: str, reasoning: Reason
             content = item["content"] if text else [{"type": "reasoning_text", "text": read[0]}]
             return StoredItem({**item, "content": content}, read[1])
     return StoredItem(item)
+
+
+# Fields of calls to built-in tools that must be equal.
+_COMPARED = {
+    "code_interpreter_call": ("code",),
+    "mcp_call": ("server_label", "name", "arguments"),
+    "mcp_approval_request": ("server_label", "name", "arguments"),
+}
+
+
+def _is_same(stored: Item, given: Item) -> bool:
+    """Returns whether a client's item equals the model's output, so that its exact tokens can be replayed.
+
+    Reasoning may be empty: clients that keep only ``encrypted_content`` strip it.
+    """
+    kind = given["type"]
+    if stored["type"] != kind:
+        return False
+    if is_call(given):
+        return _call(stored) == _call(given)
+    if kind == "web_search_call":
+        return _is_same_action(stored["action"], given["action"])
+    if kind in BUILT_IN_INPUT:
+        return all(stored[key] == given[key] for key in _COMPARED.get(kind, ()))
+    if kind == "reasoning":
+        return item_text(given) in ("", item_text(stored))
+    is_output = kind == "message" and stored["role"] == given["role"] == "assistant"
+    return is_output and item_text(stored) == item_text(given)
+
+
+def _call(item: Item) -> tuple[str, str, str]:
+    return item["call_id"], called_name(item), call_text(item)
+
+
+def _is_same_action(stored: Item, given: Item) -> bool:
+    """Optional parts may be missing in the client's action."""
+    optional = ("sources", "queries")
+    parts = {name: value for name, value in stored.items() if name not in optional and value is not None}
+    return all(given.get(name) == value for name, value in parts.items())
