@@ -82,7 +82,7 @@ def _parse_kept(data: dict[str, Any]) -> tuple[ResponsesRequest, bytes | None]:
 
 
 async def _launch(state: ServerState, run: Run, request: bytes | None) -> None:
-    job = Job(run, state.store, state.leases.server_id, request=request)
+    job = Job(run, request=request)
     try:
         await state.background.launch(job, state.background_room)
     except BaseException:

@@ -18,7 +18,6 @@ from chorale.api.telemetry.request_trace import begin_background, end_background
 from chorale.engine.types import Owner
 from chorale.errors import ChoraleError
 from chorale.store.protocol import EventChunk, StoreError
-from chorale.store.store import ResponseStore
 from chorale.tracing.context import RequestContext
 
 logger = logging.getLogger(__name__)
@@ -31,20 +30,11 @@ _RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)  # delays between attempts to write
 class Job:
     """Call ``begin``, then start ``run`` as a task. ``stop`` may be called at any time."""
 
-    def __init__(
-        self,
-        run: Run,
-        store: ResponseStore,
-        server_id: str,
-        *,
-        request: bytes | None = None,
-        resumed: bool = False,
-    ) -> None:
+    def __init__(self, run: Run, *, request: bytes | None = None, resumed: bool = False) -> None:
         """``request``: the packed body, to resume on another server. ``resumed``: another server began it."""
         self._run = run
-        self._store = store
-        self._rows = store.background
-        self._server_id = server_id
+        self._rows = run.state.store.background
+        self._server_id = run.state.leases.server_id
         self._request = request
         self._resumed = resumed
         self._left = False  # the response waits for another server
@@ -81,38 +71,27 @@ class Job:
         """Stores the response as queued, then submits it to the engine. Raises if either fails."""
         self._traced = begin_background(self._run.state, self.response_id, resumed=self._resumed)
         try:
-            await self._begin()
+            row = self._run.queued_row()
+            if not self._resumed:
+                await self._rows.begin(row, self._server_id, self._request)
+            await self._run.start()
         except BaseException as error:
             end_background(self._run.state, self._traced, getattr(error, "code", type(error).__name__))
+            await self._run.close()
+            if not isinstance(error, StoreError):  # which came before anything was stored
+                await self._undo()
             raise
 
-    async def _begin(self) -> None:
-        row = self._run.queued_row()
-        if self._resumed:
-            await self._begin_again()
+    async def _undo(self) -> None:
+        """Removes a response that the engine refused, or puts back one that another server began."""
+        if not self._resumed:
+            with contextlib.suppress(StoreError):  # on failure, the next heartbeat ends the response
+                await self._run.state.store.delete(self.response_id, self._run.owner)
             return
         try:
-            await self._rows.begin(row, self._server_id, self._request)
-            await self._run.start()
-        except StoreError:
-            await self._run.close()
-            raise  # nothing was stored
-        except BaseException:
-            await self._run.close()
-            with contextlib.suppress(StoreError):  # on failure, the next heartbeat ends the response
-                await self._store.delete(self.response_id, self._run.owner)
-            raise
-
-    async def _begin_again(self) -> None:
-        try:
-            await self._run.start()
-        except BaseException:
-            await self._run.close()
-            try:
-                await self._rows.put_back(self._server_id, self.response_id)
-            finally:  # also when the store fails
-                await self._run.release()
-            raise
+            await self._rows.put_back(self._server_id, self.response_id)
+        finally:  # also when the store fails
+            await self._run.release()
 
     def stop(self, error: ChoraleError | None = None) -> None:
         """Ends the response soon, as cancelled or failed with ``error``. No effect once it is ending."""

@@ -54,7 +54,7 @@ class Resumer:
         if claimed is None:
             return None
         try:
-            return Job(await self._run(claimed), self._state.store, server_id, resumed=True)
+            return Job(await self._run(claimed), resumed=True)
         except (EngineError, QueueFullError, StoreError) as error:
             logger.warning("background response %s is still waiting: %s", response_id, error)
             await rows.put_back(server_id, response_id)
