@@ -26,7 +26,7 @@ from chorale.store.batch_rows import (
     release_batches,
     to_batch,
 )
-from chorale.store.database.sql import Database, Paged, read_page
+from chorale.store.database.sql import Database, Page, Paged, read_page
 from chorale.store.files import StoredFile, find_file, finish_upload, sizes
 from chorale.store.jobs import WAITING, owned, take
 from chorale.store.responses import to_json
@@ -86,12 +86,10 @@ class Batches(Rows):
         return find_batch(db, batch_id, owner)[1]
 
     @reads
-    def page(
-        self, db: Database, owner: bytes, after: str | None, limit: int
-    ) -> tuple[list[StoredBatch], bool] | None:
-        """Returns (batches, newest first; whether more follow), or None if ``after`` does not exist."""
-        found = read_page(db, Paged("batches"), owner, COLUMNS, after, limit, newest_first=True)
-        return None if found is None else (list(map(to_batch, found[0])), found[1])
+    def page(self, db: Database, owner: bytes, page: Page) -> tuple[list[StoredBatch], bool]:
+        """Returns (batches, whether more follow). Raises as ``read_page``."""
+        rows, has_more = read_page(db, Paged("batches"), owner, COLUMNS, page)
+        return list(map(to_batch, rows)), has_more
 
     @writes
     def cancel(self, db: Database, batch_id: str, owner: bytes) -> StoredBatch:

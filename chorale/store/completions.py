@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from chorale.errors import NotFoundError
 from chorale.store.access import Rows, reads, writes
-from chorale.store.database.sql import Database, Paged, read_page
-from chorale.store.protocol import CompletionFilter, StoredCompletion, StoredResponse
+from chorale.store.database.sql import Database, Page, Paged, read_page
+from chorale.store.protocol import StoredCompletion, StoredResponse
 from chorale.store.responses import delete_response, find_response, insert_response, to_json
 
 COMPLETION_ID = re.compile(r"chatcmpl-[0-9a-f]{32}")
@@ -21,7 +24,7 @@ _ALSO = " AND substr(id, 1, 9) = 'chatcmpl-' AND used >= ?"
 
 
 class Completions(Rows):
-    """Stored chat completions."""
+    """Stored chat completions. Methods with an id raise ``NotFoundError`` if the owner has none with it."""
 
     @writes
     def put(self, db: Database, made: StoredCompletion, owner: bytes) -> None:
@@ -40,17 +43,15 @@ class Completions(Rows):
         self._access.evict(db)
 
     @reads
-    def get(self, db: Database, completion_id: str, owner: bytes) -> StoredCompletion | None:
+    def get(self, db: Database, completion_id: str, owner: bytes) -> StoredCompletion:
         return self._find(db, completion_id, owner)
 
     @writes
     def update(
         self, db: Database, completion_id: str, owner: bytes, metadata: dict[str, str]
-    ) -> StoredCompletion | None:
-        """Replaces the metadata. Returns None if the completion does not exist."""
+    ) -> StoredCompletion:
+        """Replaces the metadata."""
         found = self._find(db, completion_id, owner)
-        if found is None:
-            return None
         changed = StoredCompletion({**found.completion, "metadata": metadata}, found.messages)
         body = to_json({"completion": changed.completion, "messages": changed.messages})
         db.execute(
@@ -61,36 +62,38 @@ class Completions(Rows):
         return changed
 
     @writes
-    def delete(self, db: Database, completion_id: str, owner: bytes) -> bool:
-        """Deletes a completion. Returns whether it existed."""
-        if not COMPLETION_ID.fullmatch(completion_id):
-            return False
-        return delete_response(db, completion_id, owner, self._access.oldest())
+    def delete(self, db: Database, completion_id: str, owner: bytes) -> None:
+        self._find(db, completion_id, owner)
+        delete_response(db, completion_id, owner, self._access.oldest())
 
     @reads
     def page(
-        self, db: Database, owner: bytes, wanted: CompletionFilter
-    ) -> tuple[list[dict[str, Any]], bool] | None:
-        """Returns (completions, whether more follow), or None if ``wanted.after`` does not exist."""
-        found: list[dict[str, Any]] = []
-        after, has_more = wanted.after, True
-        while has_more and len(found) <= wanted.limit:
-            rows = read_page(
-                db, Paged("responses"), owner, "id, body", after, _BATCH, wanted.newest_first, _ALSO,
-                [self._access.oldest()],
-            )  # fmt: skip
-            if rows is None:
-                return None
-            has_more = rows[1]
-            for completion_id, body in rows[0]:
-                after = completion_id
-                completion = json.loads(body)["completion"]
-                if wanted.takes(completion):
-                    found.append(completion)
-        return found[: wanted.limit], len(found) > wanted.limit
+        self, db: Database, owner: bytes, page: Page, metadata: Mapping[str, str], model: str | None = None
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """Returns (completions with this model and metadata, whether more follow).
 
-    def _find(self, db: Database, completion_id: str, owner: bytes) -> StoredCompletion | None:
-        if not COMPLETION_ID.fullmatch(completion_id):
-            return None
-        row = find_response(db, completion_id, owner, self._access.oldest())
-        return None if row is None else StoredCompletion(row.body["completion"], row.body["messages"])
+        Raises as ``read_page``.
+        """
+        found: list[dict[str, Any]] = []
+        part, has_more = replace(page, limit=_BATCH), True
+        while has_more and len(found) <= page.limit:
+            rows, has_more = read_page(
+                db, Paged("responses"), owner, "id, body", part, _ALSO, [self._access.oldest()]
+            )
+            for completion_id, body in rows:
+                part = replace(part, after=completion_id)
+                completion = json.loads(body)["completion"]
+                labels = (completion.get("metadata") or {}).items()
+                if model in (None, completion["model"]) and metadata.items() <= labels:
+                    found.append(completion)
+        return found[: page.limit], len(found) > page.limit
+
+    def _find(self, db: Database, completion_id: str, owner: bytes) -> StoredCompletion:
+        is_id = COMPLETION_ID.fullmatch(completion_id) is not None
+        row = find_response(db, completion_id, owner, self._access.oldest()) if is_id else None
+        if row is None:
+            message = (
+                f"no chat completion with id {completion_id[:128]!r} is stored; send store: true to store one"
+            )
+            raise NotFoundError(message, param="completion_id")
+        return StoredCompletion(row.body["completion"], row.body["messages"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from chorale.errors import RequestError
+from chorale.errors import NotFoundError
 from chorale.ids import new_id
 from chorale.store.access import Rows, reads, writes
-from chorale.store.database.sql import Database, Paged, read_page
+from chorale.store.database.sql import Database, Page, Paged, read_page
 from chorale.store.jobs import register
 from chorale.store.protocol import (
     CONVERSATION_ID,
@@ -16,7 +16,6 @@ from chorale.store.protocol import (
     LIVE,
     Conversation,
     ConversationLockedError,
-    ItemPage,
     Lease,
     StoredItem,
     StoredResponse,
@@ -36,7 +35,7 @@ _ITEMS = Paged("conversation_items", scope="conversation_seq", key="position")
 
 
 class Conversations(Rows):
-    """Methods may raise ``ConversationNotFoundError``, or ``ConversationLockedError`` during a lease."""
+    """Methods may raise ``NotFoundError``, also for items, or ``ConversationLockedError`` during a lease."""
 
     @writes
     def create(
@@ -82,25 +81,15 @@ class Conversations(Rows):
 
     @reads
     def page(
-        self,
-        db: Database,
-        conversation_id: str,
-        owner: bytes,
-        *,
-        after: str | None,
-        limit: int,
-        newest_first: bool,
-    ) -> ItemPage:
-        """Returns a page of items. Raises ``RequestError`` if ``after`` is not in the conversation."""
+        self, db: Database, conversation_id: str, owner: bytes, page: Page
+    ) -> tuple[list[StoredItem], bool]:
+        """Returns (items, whether more follow). Raises as ``read_page``."""
         seq, _ = self._find(db, conversation_id, owner)
-        found = read_page(db, _ITEMS, seq, "item, token_ids", after, limit, newest_first)
-        if found is None:
-            message = f"after: {str(after)[:128]!r} is not an item of this conversation"
-            raise RequestError(message, param="after")
-        return ItemPage(tuple(unpack_item(*row) for row in found[0]), found[1])
+        rows, has_more = read_page(db, _ITEMS, seq, "item, token_ids", page)
+        return [unpack_item(*row) for row in rows], has_more
 
     @reads
-    def item(self, db: Database, conversation_id: str, owner: bytes, item_id: str) -> StoredItem | None:
+    def item(self, db: Database, conversation_id: str, owner: bytes, item_id: str) -> StoredItem:
         return _find_item(db, self._find(db, conversation_id, owner)[0], item_id)
 
     @writes
@@ -115,11 +104,12 @@ class Conversations(Rows):
         return added
 
     @writes
-    def remove(self, db: Database, conversation_id: str, owner: bytes, item_id: str) -> Conversation | None:
-        """Removes an item. Returns the conversation, or None if the item is not in it."""
+    def remove(self, db: Database, conversation_id: str, owner: bytes, item_id: str) -> Conversation:
+        """Removes an item. Returns the conversation."""
         seq, found = self._find(db, conversation_id, owner)
         _check_unleased(db, seq)
-        return found if _remove_item(db, seq, item_id, self.now) else None
+        _remove_item(db, seq, item_id, self.now)
+        return found
 
     @writes
     def take(self, db: Database, conversation_id: str, owner: bytes, server_id: str) -> Lease:
@@ -201,18 +191,20 @@ def _with_free_id(db: Database, seq: int, stored: StoredItem) -> StoredItem:
     return StoredItem({**stored.item, "id": new_id(item_id.partition("_")[0])}, stored.token_ids)
 
 
-def _find_item(db: Database, seq: int, item_id: str) -> StoredItem | None:
+def _find_item(db: Database, seq: int, item_id: str) -> StoredItem:
+    """Raises ``NotFoundError``."""
     row = db.execute(
         "SELECT item, token_ids FROM conversation_items WHERE id = ? AND conversation_seq = ?", (item_id, seq)
     ).fetchone()
-    return unpack_item(*row) if row is not None else None
+    if row is None:
+        message = f"no item with id {item_id[:128]!r} in this conversation"
+        raise NotFoundError(message, param="item_id", code="item_not_found")
+    return unpack_item(*row)
 
 
-def _remove_item(db: Database, seq: int, item_id: str, now: float) -> bool:
+def _remove_item(db: Database, seq: int, item_id: str, now: float) -> None:
     """Removes an item. A call is removed with its outputs, which alone would make later requests fail."""
     stored = _find_item(db, seq, item_id)
-    if stored is None:
-        return False
     removed = [stored]
     if "call_id" in stored.item and not _is_output(stored):
         removed += _outputs_of(db, seq, stored.item["call_id"])
@@ -224,7 +216,6 @@ def _remove_item(db: Database, seq: int, item_id: str, now: float) -> bool:
         "UPDATE conversations SET num_bytes = num_bytes - ?, used = ? WHERE seq = ?",
         (sum(row_size(item_row(gone)) for gone in removed), now, seq),
     )
-    return True
 
 
 def _outputs_of(db: Database, seq: int, call_id: str) -> list[StoredItem]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from chorale.errors import ConflictError, NotFoundError, PayloadTooLargeError, QueueFullError
 from chorale.store.access import Access, Rows, reads, writes
-from chorale.store.database.sql import Database, Paged, read_page
+from chorale.store.database.sql import Database, Page, Paged, read_page
 from chorale.store.jobs import register
 from chorale.store.protocol import StoreError
 
@@ -74,16 +74,6 @@ class Quota:
     max_total_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class FileFilter:
-    """``after``: the id of the last file of the previous page."""
-
-    after: str | None = None
-    limit: int = 10_000
-    newest_first: bool = True
-    purpose: str | None = None
-
-
 class Files(Rows):
     """The rows of all files."""
 
@@ -117,15 +107,16 @@ class Files(Rows):
         return find_file(db, file_id, owner, self.now)
 
     @reads
-    def page(self, db: Database, owner: bytes, wanted: FileFilter) -> tuple[list[StoredFile], bool] | None:
-        """Returns (files, whether more follow), or None if ``wanted.after`` does not exist."""
+    def page(
+        self, db: Database, owner: bytes, page: Page, purpose: str | None = None
+    ) -> tuple[list[StoredFile], bool]:
+        """Returns (files, whether more follow). Raises as ``read_page``."""
         values: tuple[object, ...] = (self.now,)
         also = f" AND {_READY}"
-        if wanted.purpose is not None:
-            also, values = f"{also} AND purpose = ?", (*values, wanted.purpose)
-        page, newest_first = Paged("files"), wanted.newest_first
-        found = read_page(db, page, owner, _COLUMNS, wanted.after, wanted.limit, newest_first, also, values)
-        return None if found is None else (list(map(_to_file, found[0])), found[1])
+        if purpose is not None:
+            also, values = f"{also} AND purpose = ?", (*values, purpose)
+        rows, has_more = read_page(db, Paged("files"), owner, _COLUMNS, page, also, values)
+        return list(map(_to_file, rows)), has_more
 
     @writes
     def delete(self, db: Database, file_id: str, owner: bytes) -> None:

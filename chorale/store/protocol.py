@@ -8,7 +8,7 @@ item may have the harmony token ids from which it was parsed, for exact replay.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,23 +103,6 @@ class StoredCompletion:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionFilter:
-    """``after``: the id of the last completion of the previous page."""
-
-    after: str | None = None
-    limit: int = 20
-    newest_first: bool = False
-    model: str | None = None
-    metadata: Mapping[str, str] | None = None
-
-    def takes(self, completion: Mapping[str, Any]) -> bool:
-        if self.model is not None and completion["model"] != self.model:
-            return False
-        has = completion.get("metadata") or {}
-        return all(has.get(key) == value for key, value in (self.metadata or {}).items())
-
-
-@dataclass(frozen=True, slots=True)
 class StoreStats:
     num_responses: int
     num_bytes: int
@@ -178,12 +161,6 @@ class Lease:
     owner: bytes
     token: str
     end: int
-
-
-@dataclass(frozen=True, slots=True)
-class ItemPage:
-    items: tuple[StoredItem, ...]
-    has_more: bool
 
 
 # Ends a response whose server died, or that another server cancels. Its events (chunks) contain its output.

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from chorale.store.database.sql import Page
 from chorale.store.database.sqlite import SqliteDatabase
-from chorale.store.files import FileFilter, Quota, StoredFile, new_file_id
+from chorale.store.files import Quota, StoredFile, new_file_id
 from chorale.store.store import ResponseStore, SqliteStore
 from tests.store.test_batches import batch_of, location, result, stored  # noqa: F401
 from tests.store.test_store import make
@@ -26,8 +27,8 @@ async def upload(store: ResponseStore) -> None:
 
 WORK: dict[str, Work] = {
     "upload": upload,
-    "list": lambda store: store.files.page(b"me", FileFilter(limit=5)),
-    "list-no-match": lambda store: store.files.page(b"me", FileFilter(purpose="vision")),
+    "list": lambda store: store.files.page(b"me", Page(limit=5)),
+    "list-no-match": lambda store: store.files.page(b"me", Page(), "vision"),
     "metrics": lambda store: store.batches.stats(),
     "sweep-files": lambda store: store.files.sweep(),
     "sweep-batches": lambda store: store.batches.sweep(1e9),

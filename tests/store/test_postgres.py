@@ -11,7 +11,8 @@ import pytest
 
 from chorale.errors import ConfigError
 from chorale.serve.precheck import check_store
-from chorale.store.protocol import CompletionFilter, StoredCompletion, StoreError
+from chorale.store.database.sql import Page
+from chorale.store.protocol import StoredCompletion, StoreError
 from tests.store.test_store import make, opened
 from tests.support.responses import HELLO, serve
 
@@ -71,9 +72,9 @@ async def test_conversations_and_completions_are_stored(database: str) -> None:
         whole = {"id": "chatcmpl-" + "0" * 32, "created": 1, "model": "m", "metadata": {}}
         await completions.put(StoredCompletion(whole, []), b"")
         await completions.update(whole["id"], b"", {"k": "v"})
-        (listed,), more = await completions.page(b"", CompletionFilter(metadata={"k": "v"}))
+        (listed,), more = await completions.page(b"", Page(), {"k": "v"})
         assert (listed["id"], more) == (whole["id"], False)
-        assert await completions.delete(whole["id"], b"")
+        await completions.delete(whole["id"], b"")
         stats = await server.store.stats()
         assert (stats.num_responses, stats.num_conversations) == (1, 0)
 

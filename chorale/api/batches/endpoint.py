@@ -22,6 +22,7 @@ from chorale.errors import invalid
 from chorale.ids import new_id
 from chorale.jobs.service import BatchService
 from chorale.store.batch_rows import StoredBatch
+from chorale.store.database.sql import Page
 
 _WINDOW = re.compile(r"([1-9][0-9]{0,2})([hd])")
 _HOURS = {"h": 1, "d": 24}
@@ -83,11 +84,8 @@ async def list_batches(state: ServerState, service: BatchService, request: Reque
     """Lists batches, newest first."""
     query = request.query_params
     check_names(query, "after", "limit")
-    after = query.get("after")
-    found = await state.store.batches.page(owner_of(request), after, read_number(query, "limit", 20))
-    if found is None:
-        raise invalid("after", f"no batch {str(after)[:128]!r}")
-    batches, has_more = found
+    page = Page(query.get("after"), read_number(query, "limit", 20), newest_first=True)
+    batches, has_more = await state.store.batches.page(owner_of(request), page)
     return json_response(page_object([batch.to_object() for batch in batches], has_more))
 
 

@@ -14,10 +14,10 @@ from chorale.api import limits
 from chorale.api.chat.request import ChatRequest
 from chorale.api.fields import Metadata, StrictModel
 from chorale.api.http.responses import json_response, parse_model, read_as
-from chorale.api.responses.pages import PageQuery, page, page_object
+from chorale.api.responses.pages import cut, page_object, read_page
 from chorale.api.state import ServerState
-from chorale.errors import ChoraleError, NotFoundError, invalid
-from chorale.store.protocol import CompletionFilter, StoredCompletion
+from chorale.errors import ChoraleError
+from chorale.store.protocol import StoredCompletion
 
 logger = logging.getLogger(__name__)
 
@@ -60,15 +60,12 @@ async def update(state: ServerState, request: Request) -> Response:
     asked = await read_as(request, state.config, partial(parse_model, MetadataUpdate))
     completion_id = request.path_params["completion_id"]
     changed = await state.store.completions.update(completion_id, request.state.owner, asked.metadata)
-    if changed is None:
-        raise _not_found(completion_id)
     return json_response(changed.completion)
 
 
 async def delete(state: ServerState, request: Request) -> Response:
     completion_id = request.path_params["completion_id"]
-    if not await state.store.completions.delete(completion_id, request.state.owner):
-        raise _not_found(completion_id)
+    await state.store.completions.delete(completion_id, request.state.owner)
     return json_response({"id": completion_id, "object": "chat.completion.deleted", "deleted": True})
 
 
@@ -78,22 +75,17 @@ async def list_completions(state: ServerState, request: Request) -> Response:
     """
     query = request.query_params
     labels = {name[9:-1]: query[name] for name in query if name.startswith("metadata[") and name[-1] == "]"}
-    asked = PageQuery.read(query, "model", *(f"metadata[{key}]" for key in labels))
-    wanted = CompletionFilter(
-        asked.after, asked.limit, asked.newest_first, model=query.get("model"), metadata=labels
-    )
-    found = await state.store.completions.page(request.state.owner, wanted)
-    if found is None:
-        raise invalid("after", f"no stored completion {str(asked.after)[:128]!r}")
+    page = read_page(query, "model", *(f"metadata[{key}]" for key in labels))
+    found = await state.store.completions.page(request.state.owner, page, labels, query.get("model"))
     return json_response(page_object(*found))
 
 
 async def list_messages(state: ServerState, request: Request) -> Response:
     """Lists the request messages of a stored completion."""
     stored = await _found(state, request)
-    query = PageQuery.read(request.query_params)
+    asked = read_page(request.query_params)
     messages = [_message(stored.id, number, given) for number, given in enumerate(stored.messages)]
-    return json_response(page(messages, query, "a message of this completion"))
+    return json_response(cut(messages, asked))
 
 
 def _message(completion_id: str, number: int, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,15 +96,4 @@ def _message(completion_id: str, number: int, given: Mapping[str, Any]) -> dict[
 
 
 async def _found(state: ServerState, request: Request) -> StoredCompletion:
-    completion_id = request.path_params["completion_id"]
-    found = await state.store.completions.get(completion_id, request.state.owner)
-    if found is None:
-        raise _not_found(completion_id)
-    return found
-
-
-def _not_found(completion_id: str) -> NotFoundError:
-    return NotFoundError(
-        f"no chat completion with id {completion_id[:128]!r} is stored; send store: true to store one",
-        param="completion_id",
-    )
+    return await state.store.completions.get(request.path_params["completion_id"], request.state.owner)

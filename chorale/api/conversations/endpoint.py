@@ -24,9 +24,8 @@ from chorale.api.http.responses import json_response, read_as
 from chorale.api.responses.dialects import dialect_of, translate_items
 from chorale.api.responses.items.input import parse_items
 from chorale.api.responses.items.references import resolve_items
-from chorale.api.responses.pages import PageQuery, check_include, check_names, page_object
+from chorale.api.responses.pages import check_include, check_names, page_object, read_item_page
 from chorale.api.state import ServerState
-from chorale.errors import NotFoundError
 from chorale.store.protocol import StoredItem
 
 _Items = Annotated[list[dict[str, Any]], limits.items("conversation_items")]
@@ -81,11 +80,9 @@ async def delete(state: ServerState, request: Request) -> Response:
 
 
 async def list_items(state: ServerState, request: Request) -> Response:
-    query = PageQuery.read_for_items(request.query_params)
-    found = await state.store.conversations.page(
-        _id(request), owner_of(request), after=query.after, limit=query.limit, newest_first=query.newest_first
-    )
-    return json_response(page_object(_shown(state, request, found.items), found.has_more))
+    page = read_item_page(request.query_params)
+    items, has_more = await state.store.conversations.page(_id(request), owner_of(request), page)
+    return json_response(page_object(_shown(state, request, items), has_more))
 
 
 async def add_items(state: ServerState, request: Request) -> Response:
@@ -101,8 +98,6 @@ async def retrieve_item(state: ServerState, request: Request) -> Response:
     _check_query(request)
     item_id = request.path_params["item_id"]
     found = await state.store.conversations.item(_id(request), owner_of(request), item_id)
-    if found is None:
-        raise _no_item(item_id)
     return json_response(_shown(state, request, [found])[0])
 
 
@@ -110,8 +105,6 @@ async def delete_item(state: ServerState, request: Request) -> Response:
     """Deletes an item and returns the conversation."""
     item_id = request.path_params["item_id"]
     left = await state.store.conversations.remove(_id(request), owner_of(request), item_id)
-    if left is None:
-        raise _no_item(item_id)
     return json_response(left.to_object())
 
 
@@ -138,9 +131,3 @@ async def _resolved(state: ServerState, raw: list[dict[str, Any]], owner: bytes)
 def _shown(state: ServerState, request: Request, items: Sequence[StoredItem]) -> list[dict[str, Any]]:
     """Returns items in the client's dialect."""
     return translate_items([stored.item for stored in items], dialect_of(request, state.config))
-
-
-def _no_item(item_id: str) -> NotFoundError:
-    return NotFoundError(
-        f"no item with id {item_id[:128]!r} in this conversation", param="item_id", code="item_not_found"
-    )

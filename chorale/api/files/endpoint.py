@@ -20,13 +20,13 @@ from chorale.api.files.form import Form, FormData, boundary_of
 from chorale.api.files.request import KNOWN_PURPOSES, PURPOSES, read_form
 from chorale.api.http.auth import owner_of
 from chorale.api.http.responses import json_response
-from chorale.api.responses.pages import PageQuery, page_object
+from chorale.api.responses.pages import page_object, read_page
 from chorale.api.state import Handler, ServerState
 from chorale.errors import NotFoundError, QueueFullError, invalid
 from chorale.jobs.contents import ContentsError
 from chorale.jobs.service import BatchService
 from chorale.store.database.sqlite import MEMORY
-from chorale.store.files import FileFilter, StoredFile, new_file_id
+from chorale.store.files import StoredFile, new_file_id
 from chorale.store.protocol import StoreError
 
 MAX_UPLOADS = 16  # concurrent uploads per process
@@ -94,15 +94,11 @@ def _described(file: StoredFile, form: FormData, service: BatchService) -> Store
 async def list_files(state: ServerState, service: BatchService, request: Request) -> Response:
     """Lists files, newest first unless ``order=asc``."""
     query = request.query_params
-    asked = PageQuery.read(query, "purpose", default_order="desc", limit="files.limit")
+    page = read_page(query, "purpose", default_order="desc", limit="files.limit")
     purpose = query.get("purpose")
     if purpose is not None and purpose not in (*PURPOSES, *KNOWN_PURPOSES):
         raise invalid("purpose", f"{purpose[:64]!r} is not a valid purpose of a file")
-    wanted = FileFilter(asked.after, asked.limit, asked.newest_first, purpose)
-    found = await state.store.files.page(owner_of(request), wanted)
-    if found is None:
-        raise invalid("after", f"no file {str(wanted.after)[:128]!r}")
-    files, has_more = found
+    files, has_more = await state.store.files.page(owner_of(request), page, purpose)
     return json_response(page_object([file.to_object() for file in files], has_more))
 
 

@@ -20,7 +20,14 @@ from chorale.api.http.sse import DONE, Frame, framed
 from chorale.api.responses.background.follow import follow, not_found
 from chorale.api.responses.background.job import Job
 from chorale.api.responses.dialects import dialect_of, translate_body, translate_items
-from chorale.api.responses.pages import PageQuery, check_include, check_names, page, read_flag, read_number
+from chorale.api.responses.pages import (
+    check_include,
+    check_names,
+    cut,
+    read_flag,
+    read_item_page,
+    read_number,
+)
 from chorale.api.responses.prepare import build_prompt
 from chorale.api.responses.request import ResponsesRequest, packed_request, parse_request
 from chorale.api.responses.run import Run, begin
@@ -139,10 +146,10 @@ async def delete(state: ServerState, request: Request) -> Response:
 
 async def input_items(state: ServerState, request: Request) -> Response:
     """Returns a page of the response's input without its history, newest first unless ``order=asc``."""
-    query = PageQuery.read_for_items(request.query_params)
+    page = read_item_page(request.query_params)
     stored = await _stored(state, request)
     items = translate_items([entry.item for entry in stored.input], dialect_of(request, state.config))
-    return json_response(page(items, query, "an item of this response's input"))
+    return json_response(cut(items, page))
 
 
 def event_stream(source: AsyncGenerator[list[Frame]], options: RenderOptions) -> EventStream:

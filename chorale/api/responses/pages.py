@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic_core import PydanticKnownError
@@ -13,39 +12,33 @@ from starlette.datastructures import QueryParams
 from chorale.api.fields import Include
 from chorale.api.limits import LIMITS
 from chorale.errors import invalid
+from chorale.store.database.sql import Page
 from chorale.tracing.ignored import unknown_field
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
 
-@dataclass(frozen=True, slots=True)
-class PageQuery:
-    after: str | None
-    limit: int
-    newest_first: bool
+def read_page(query: QueryParams, *others: str, default_order: str = "asc", limit: str = "limit") -> Page:
+    """Parses the query of a list. Raises ``RequestError`` if it is invalid.
 
-    @staticmethod
-    def read(query: QueryParams, *others: str, default_order: str = "asc", limit: str = "limit") -> PageQuery:
-        """Parses the query. Raises ``RequestError`` if it is invalid.
+    ``others``: further allowed names; ``limit``: name of the range of ``limit`` in ``LIMITS``.
+    """
+    check_names(query, "after", "limit", "order", *others)
+    order = query.get("order", default_order)
+    if order not in ("asc", "desc"):
+        raise invalid("order", "must be 'asc' or 'desc'")
+    number = read_number(query, "limit", int(LIMITS[limit].default), limit)
+    return Page(query.get("after"), number, order == "desc")
 
-        ``others``: further allowed names; ``limit``: name of the range of ``limit`` in ``LIMITS``.
-        """
-        check_names(query, "after", "limit", "order", *others)
-        order = query.get("order", default_order)
-        if order not in ("asc", "desc"):
-            raise invalid("order", "must be 'asc' or 'desc'")
-        number = read_number(query, "limit", int(LIMITS[limit].default), limit)
-        return PageQuery(query.get("after"), number, order == "desc")
 
-    @staticmethod
-    def read_for_items(query: QueryParams) -> PageQuery:
-        """Parses the query of a list of items, by default newest first."""
-        asked = PageQuery.read(query, "before", "include", "include[]", default_order="desc")
-        check_include(query)
-        if query.get("before") is not None:
-            raise invalid("before", "is not supported; use 'after' and 'order'")
-        return asked
+def read_item_page(query: QueryParams) -> Page:
+    """Parses the query of a list of items, by default newest first."""
+    asked = read_page(query, "before", "include", "include[]", default_order="desc")
+    check_include(query)
+    if query.get("before") is not None:
+        raise invalid("before", "is not supported; use 'after' and 'order'")
+    return asked
 
 
 def check_names(query: QueryParams, *names: str) -> None:
@@ -79,15 +72,15 @@ def read_flag(query: QueryParams, name: str) -> bool:
     return text in _TRUE
 
 
-def page(items: Sequence[dict[str, Any]], query: PageQuery, what: str) -> dict[str, Any]:
-    """Returns a page of ``items``, which must be in ascending order. ``what``: an item, in error messages."""
-    ordered = list(reversed(items)) if query.newest_first else list(items)
-    if query.after is not None:
-        position = next((i for i, item in enumerate(ordered) if item["id"] == query.after), None)
+def cut(items: Sequence[dict[str, Any]], page: Page) -> dict[str, Any]:
+    """Returns a page of ``items``, which must be in ascending order."""
+    ordered = list(reversed(items)) if page.newest_first else list(items)
+    if page.after is not None:
+        position = next((i for i, item in enumerate(ordered) if item["id"] == page.after), None)
         if position is None:
-            raise invalid("after", f"{query.after[:128]!r} is not {what}")
+            raise invalid("after", f"{page.after[:128]!r} is not in this list")
         ordered = ordered[position + 1 :]
-    return page_object(ordered[: query.limit], len(ordered) > query.limit)
+    return page_object(ordered[: page.limit], len(ordered) > page.limit)
 
 
 def page_object(items: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:

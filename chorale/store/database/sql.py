@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from chorale.errors import invalid
+
 
 class Database(Protocol):
     """One connection, used by one thread. Write transactions of all processes exclude each other."""
@@ -67,32 +69,39 @@ class Paged:
     key: str = "seq"
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a list. ``after``: the id of the last entry of the previous page."""
+
+    after: str | None = None
+    limit: int = 20
+    newest_first: bool = False
+
+
 def read_page(
     db: Database,
     of: Paged,
     scope: object,
     columns: str,
-    after: str | None,
-    limit: int,
-    newest_first: bool,
+    page: Page,
     also: str = "",
     values: Sequence[object] = (),
-) -> tuple[list[Any], bool] | None:
-    """Returns (rows, whether more follow), or None if there is no row with the id ``after``.
+) -> tuple[list[Any], bool]:
+    """Returns (rows, whether more follow). Raises ``RequestError`` if ``page.after`` is no row of the list.
 
     ``also``: an additional SQL condition, with its parameters ``values``.
     """
-    start = 2**62 if newest_first else -1
-    if after is not None:
+    start = 2**62 if page.newest_first else -1
+    if page.after is not None:
         query = f"SELECT {of.key} FROM {of.table} WHERE id = ? AND {of.scope} = ?"
-        row = db.execute(query, (after, scope)).fetchone()
+        row = db.execute(query, (page.after, scope)).fetchone()
         if row is None:
-            return None
+            raise invalid("after", f"{page.after[:128]!r} is not in this list")
         start = row[0]
-    beyond, order = ("<", "DESC") if newest_first else (">", "ASC")
+    beyond, order = ("<", "DESC") if page.newest_first else (">", "ASC")
     rows = db.execute(
         f"SELECT {columns} FROM {of.table} WHERE {of.scope} = ? AND {of.key} {beyond} ?{also}"
         f" ORDER BY {of.key} {order} LIMIT ?",
-        (scope, start, *values, limit + 1),
+        (scope, start, *values, page.limit + 1),
     ).fetchall()
-    return rows[:limit], len(rows) > limit
+    return rows[: page.limit], len(rows) > page.limit
