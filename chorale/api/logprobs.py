@@ -23,15 +23,15 @@ class LogprobsWriter:
     ``named``: the candidates are those of ``logprob_token_ids``: all are returned, and the token itself.
     """
 
-    __slots__ = ("_as_ids", "_named", "_vocab")
+    __slots__ = ("_as_ids", "_named", "vocab")
 
     def __init__(self, vocab: Vocabulary, as_ids: bool = False, named: bool = False) -> None:
-        self._vocab = vocab
+        self.vocab = vocab
         self._as_ids = as_ids
         self._named = named
 
     def token(self, token_id: int) -> str:
-        return f"token_id:{token_id}" if self._as_ids else self._vocab.decode([token_id])
+        return f"token_id:{token_id}" if self._as_ids else self.vocab.decode([token_id])
 
     # -------------------------------------------------------------- chat
 
@@ -56,7 +56,7 @@ class LogprobsWriter:
         return {
             "token": self.token(token_id),
             "logprob": max(logprob, LEAST),
-            "bytes": list(self._vocab.token_bytes(token_id)),
+            "bytes": list(self.vocab.token_bytes(token_id)),
         }
 
     # -------------------------------------------------------------- completions
@@ -97,7 +97,7 @@ class LogprobsWriter:
             str(token_id): {
                 "logprob": max(logprob, LEAST),
                 "rank": rank,
-                "decoded_token": self._vocab.decode([token_id]),
+                "decoded_token": self.vocab.decode([token_id]),
             }
             for token_id, logprob, rank in [*ranked, (entry.token_id, entry.logprob, entry.rank)]
         }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import msgspec
 
@@ -25,7 +26,7 @@ from chorale.turns.compaction import Compaction
 from chorale.turns.needs import Compact, NextRound
 from chorale.turns.record import Recorder
 from chorale.turns.rules import FREE, TurnRules
-from chorale.turns.sampling import TurnFields, resolve_sampling
+from chorale.turns.sampling import Details, TurnFields, resolve_sampling
 
 NEVER = 1 << 30  # tokens; turns that are not streamed are read once, at the end
 
@@ -116,13 +117,6 @@ def turn_request(
     prompt_token_ids: list[int],
     rules: TurnRules,
     max_tokens: int | None,
-    n: int = 1,
-    logprobs: int | None = None,
-    logprob_token_ids: Sequence[int] | None = None,
-    prompt_logprobs: int | None = None,
-    routed_experts_start: int | None = None,
-    prompt_param: str = "messages",
-    logprobs_param: str = "top_logprobs",
     stop: Sequence[str] | None = None,
     parallel_tool_calls: bool = True,
     stream_interval: int | None = None,
@@ -133,26 +127,15 @@ def turn_request(
     tools: tuple[TurnTools, ...] = (),
     approved: Sequence[ApprovedCall] = (),
     compaction: Compaction | None = None,
+    **details: Unpack[Details],
 ) -> TurnRequest:
-    """``stream_interval`` None: events are read once, at the end; ``stop``: instead of ``fields.stop``;
-    ``routed_experts_start``: the answer has the routed experts from this position of the prompt on.
+    """``stream_interval`` None: events are read once, at the end; ``stop``: instead of ``fields.stop``.
 
     Raises ``RequestError`` for incompatible fields, ``ContextLengthError`` for a prompt without room.
     """
     start = prompt_token_ids if compaction is None else compaction.answered_prompt(prompt_token_ids)
     sampling = resolve_sampling(
-        fields,
-        info,
-        vocab,
-        num_prompt_tokens=len(start),
-        max_tokens=max_tokens,
-        n=n,
-        logprobs=logprobs,
-        logprob_token_ids=logprob_token_ids,
-        prompt_logprobs=prompt_logprobs,
-        routed_experts_start=routed_experts_start,
-        prompt_param=prompt_param,
-        logprobs_param=logprobs_param,
+        fields, info, vocab, num_prompt_tokens=len(start), max_tokens=max_tokens, details=details
     )
     if rules.binds:
         _check_unbound(sampling)

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 from chorale.client.base import EngineClient, TokenStream
 from chorale.engine.types import GenerateRequest
@@ -28,7 +28,7 @@ from chorale.tools.contract import ToolResult
 from chorale.tracing.context import within
 from chorale.turns.built_in.run_call import render_result, room_for_result, run_call
 from chorale.turns.choice.choice import AnyChoice, Choice
-from chorale.turns.choice.raw_choice import RawChoice
+from chorale.turns.choice.raw_choice import RawChoice, RawOptions
 from chorale.turns.compaction import sampling_of_pass
 from chorale.turns.direct import Direct
 from chorale.turns.events import Fold, OutputEvent, end_error
@@ -86,30 +86,11 @@ def run_turns(
 
 
 def run_raw(
-    client: EngineClient,
-    vocab: Vocabulary,
-    request: TurnRequest,
-    *,
-    skip_special_tokens: bool = True,
-    discard: bool = False,
-    in_final: bool = False,
-    scores_stop: bool = False,
+    client: EngineClient, vocab: Vocabulary, request: TurnRequest, **options: Unpack[RawOptions]
 ) -> Batches:
-    """Runs a raw completion, which has one round. The options are those of ``RawChoice``."""
+    """Runs a raw completion, which has one round."""
     eos = frozenset(client.info.eos_token_ids)
-    choices = [
-        RawChoice(
-            vocab,
-            request,
-            index,
-            eos,
-            skip_special_tokens=skip_special_tokens,
-            discard=discard,
-            in_final=in_final,
-            scores_stop=scores_stop,
-        )
-        for index in range(request.sampling.n)
-    ]
+    choices = [RawChoice(vocab, request, index, eos, **options) for index in range(request.sampling.n)]
     turn = _Turn(client, vocab, request)
     return _drive(turn, choices, _first_round(turn, choices))
 
@@ -129,6 +110,18 @@ async def run_together(
                 yield placed
     finally:
         client.release(num_choices)
+
+
+async def fold_together(
+    client: EngineClient, turns: Sequence[tuple[TurnRequest, Batches]]
+) -> list[list[Fold]]:
+    """Runs turns to their ends, as ``run_together``. Returns the choices of each."""
+    folds = [[Fold() for _ in range(request.sampling.n)] for request, _ in turns]
+    async with aclosing(run_together(client, turns)) as running:
+        async for position, batch in running:
+            for index, events in batch:
+                folds[position][index].add(events)
+    return folds
 
 
 async def _placed(position: int, batches: Batches) -> AsyncGenerator[tuple[int, list[ChoiceEvents]]]:

@@ -7,7 +7,7 @@ fits; a prompt that leaves no room for one token is an error.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from chorale.client.base import EngineInfo
 from chorale.config.sampling_fields import CHOSEN_BY_MODEL, SAMPLING_FIELDS
@@ -48,6 +48,18 @@ class TurnFields(Protocol):
     def priority(self) -> int | None: ...
 
 
+class Details(TypedDict, total=False):
+    """What a request asks for besides one text, and the names of its fields in errors."""
+
+    n: int  # by default 1
+    logprobs: int | None
+    logprob_token_ids: Sequence[int] | None  # score these tokens instead of the ``logprobs`` likeliest
+    prompt_logprobs: int | None
+    routed_experts_start: int | None  # the position of the prompt from which on the answer has them
+    prompt_param: str  # by default "messages"
+    logprobs_param: str  # by default "top_logprobs"
+
+
 def resolve_sampling(
     fields: TurnFields,
     info: EngineInfo,
@@ -55,34 +67,29 @@ def resolve_sampling(
     *,
     num_prompt_tokens: int,
     max_tokens: int | None,
-    n: int = 1,
-    logprobs: int | None = None,
-    logprob_token_ids: Sequence[int] | None = None,
-    prompt_logprobs: int | None = None,
-    routed_experts_start: int | None = None,
-    prompt_param: str = "messages",
-    logprobs_param: str = "top_logprobs",
+    details: Details,
 ) -> SamplingSpec:
-    """``max_tokens`` of None: up to the window; ``logprob_token_ids``: score these tokens instead of the
-    ``logprobs`` likeliest. Raises ``ContextLengthError`` or ``RequestError``."""
-    if logprob_token_ids:
-        logprobs = 0
+    """``max_tokens`` of None: up to the window. Raises ``ContextLengthError`` or ``RequestError``."""
+    scored, prompt_logprobs = details.get("logprob_token_ids"), details.get("prompt_logprobs")
+    logprobs = 0 if scored else details.get("logprobs")
+    logprobs_param = details.get("logprobs_param", "top_logprobs")
     for param, number in ((logprobs_param, logprobs), ("prompt_logprobs", prompt_logprobs)):
         if number is not None and number > info.max_logprobs:
             raise invalid(param, f"this server gives at most {info.max_logprobs} (--max-logprobs)")
-    limit = fit_max_tokens(info, num_prompt_tokens, max_tokens, prompt_param)
+    limit = fit_max_tokens(info, num_prompt_tokens, max_tokens, details.get("prompt_param", "messages"))
     min_tokens = fields.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise RequestError(
             f"min_tokens ({min_tokens}) is above max_tokens ({max_tokens})", param="min_tokens"
         )
     most = 0 if info.routed_experts is None else num_prompt_tokens
-    if routed_experts_start is not None and not 0 <= routed_experts_start <= most:
+    start = details.get("routed_experts_start")
+    if start is not None and not 0 <= start <= most:
         why = "the length of the prompt" if most else "without --enable-return-routed-experts"
         param = "routed_experts_prompt_start"
         raise RequestError(f"{param} must be from 0 to {most}, {why}", param=param)
     return SamplingSpec(
-        n=n,
+        n=details.get("n", 1),
         **_chosen(fields, info),
         logit_bias=_logit_bias(fields.logit_bias, info.vocab_size),
         allowed_token_ids=_token_ids(fields.allowed_token_ids),
@@ -93,9 +100,9 @@ def resolve_sampling(
         stop_token_ids=_token_ids(fields.stop_token_ids) or (),
         seed=None if fields.seed is None else choice_seed(fields.seed, 0),
         logprobs=logprobs,
-        logprob_token_ids=_token_ids(logprob_token_ids) or (),
+        logprob_token_ids=_token_ids(scored) or (),
         prompt_logprobs=prompt_logprobs,
-        routed_experts_start=None if info.routed_experts is None else routed_experts_start,
+        routed_experts_start=None if info.routed_experts is None else start,
     )
 
 
@@ -116,9 +123,7 @@ def _chosen(fields: TurnFields, info: EngineInfo) -> dict[str, Any]:
     return chosen
 
 
-def fit_max_tokens(
-    info: EngineInfo, num_prompt_tokens: int, requested: int | None, prompt_param: str = "messages"
-) -> int:
+def fit_max_tokens(info: EngineInfo, num_prompt_tokens: int, requested: int | None, prompt_param: str) -> int:
     """Returns the output limit: the requested number, at most the rest of the context window."""
     window = info.max_model_len
     what = f"This model's maximum context length is {window} tokens"  # LiteLLM matches this text

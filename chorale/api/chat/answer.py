@@ -2,74 +2,45 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 from chorale.api.chat.request import ChatRequest
-from chorale.api.logprobs import LogprobsWriter
+from chorale.api.chunked import ChunkedAnswer
 from chorale.api.state import ServerState
-from chorale.api.usage import ShownMetrics
-from chorale.ids import new_completion_id
-from chorale.turns.events import EndReason, ItemOpened, TurnEnded
-
-CHUNK = "chat.completion.chunk"
-FINISH: dict[EndReason, str] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
+from chorale.turns.events import ItemOpened, TurnEnded
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The values that are constant over all chunks of a chat completion."""
+@dataclass(frozen=True, kw_only=True)
+class Answer(ChunkedAnswer):
+    prefix: ClassVar[str] = "chatcmpl"
+    constant: ClassVar[dict[str, Any]] = {"service_tier": "default"}
 
-    chat: ChatRequest
-    model: str
+    request: ChatRequest
     reasoning_fields: tuple[str, ...]  # names of the reasoning fields; empty hides it
-    logprobs: LogprobsWriter
-    metrics: ShownMetrics
-    fingerprint: str | None
-    id: str = field(default_factory=lambda: new_completion_id("chatcmpl"))
-    created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def of(cls, state: ServerState, chat: ChatRequest) -> Answer:
+    def of(cls, state: ServerState, request: Any, **more: Any) -> Self:
         names = state.config.reasoning_field
         shown = ("reasoning", "reasoning_content") if names == "both" else (names,)
-        return cls(
-            chat=chat,
-            model=state.model_names[0],
-            reasoning_fields=shown if chat.include_reasoning else (),
-            logprobs=LogprobsWriter(
-                state.vocab, chat.return_tokens_as_token_ids, bool(chat.logprob_token_ids)
-            ),
-            metrics=state.shown_metrics(),
-            fingerprint=state.fingerprint,
-        )
+        return super().of(state, request, reasoning_fields=shown if request.include_reasoning else (), **more)
 
     @property
     def shows_tokens(self) -> bool:
         """Returns whether to send ids and log-probabilities of all tokens, none of which may be hidden."""
-        return self.chat.return_token_ids and self.chat.include_reasoning
+        return self.request.return_token_ids and self.request.include_reasoning
 
     @property
     def legacy_call(self) -> bool:
         """Returns whether the request has ``functions``, so that a call is ``function_call``."""
-        return bool(self.chat.functions) and not self.chat.tools
+        return bool(self.request.functions) and not self.request.tools
 
-    def completion(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Returns the top-level fields of a chunk or of the body."""
-        fields = {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-            "service_tier": "default",
-        }
-        return fields if self.fingerprint is None else {**fields, "system_fingerprint": self.fingerprint}
+    def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self.object("chat.completion.chunk", choices)
 
     def finish_reason(self, ended: TurnEnded) -> str:
-        reason = FINISH[ended.reason]
-        return "function_call" if reason == "tool_calls" and self.legacy_call else reason
+        is_legacy = ended.reason == "tool_calls" and self.legacy_call
+        return "function_call" if is_legacy else ended.reason
 
 
 def call_object(opened: ItemOpened, arguments: str) -> dict[str, Any]:

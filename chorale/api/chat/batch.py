@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import aclosing
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -12,7 +11,7 @@ from starlette.responses import Response
 
 from chorale.api import limits
 from chorale.api.chat.answer import Answer
-from chorale.api.chat.endpoint import ended_chat
+from chorale.api.chat.body import ended_chat
 from chorale.api.chat.prepare import prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.http.auth import owner_of
@@ -22,9 +21,8 @@ from chorale.api.state import ServerState, select_model
 from chorale.api.usage import NO_METRICS, closing_fields
 from chorale.errors import RequestError, invalid, unsupported
 from chorale.tracing.context import name_response
-from chorale.turns.events import Fold
 from chorale.turns.request import TurnRequest
-from chorale.turns.run import run_together, run_turns
+from chorale.turns.run import fold_together, run_turns
 
 # Fields of a chat that a batch cannot have. ``n`` must be 1.
 _REFUSED = ("stream", "tools", "functions", "web_search_options", "store", "prompt_logprobs")
@@ -83,14 +81,10 @@ async def create_batch(state: ServerState, request: Request) -> Response:
 
 async def _complete(state: ServerState, turns: list[TurnRequest], answer: Answer) -> dict[str, Any]:
     """Returns the body. Raises the ``ChoraleError`` with which a turn ended."""
-    folds = [Fold() for _ in turns]
     running = [(turn, run_turns(state.client, state.vocab, turn)) for turn in turns]
-    async with aclosing(run_together(state.client, running)) as batches:
-        async for position, batch in batches:
-            for _, events in batch:
-                folds[position].add(events)
-    bodies = [await ended_chat(state, [fold], turn, answer) for fold, turn in zip(folds, turns, strict=True)]
+    chats = await fold_together(state.client, running)
+    bodies = [await ended_chat(state, folds, turn, answer) for folds, turn in zip(chats, turns, strict=True)]
     choices = [{**body["choices"][0], "index": position} for position, body in enumerate(bodies)]
-    ends = [[fold.result()] for fold in folds]
+    ends = [[fold.result() for fold in folds] for folds in chats]
     closing = closing_fields(ends, metrics=NO_METRICS) | record_field(state.client.info, turns)
-    return answer.completion("chat.completion", choices) | closing
+    return answer.object("chat.completion", choices) | closing

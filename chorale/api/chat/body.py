@@ -7,10 +7,24 @@ from typing import Any
 
 from chorale.api.chat.answer import Answer, call_object
 from chorale.api.chat.builtin import SHOWN, annotation, whole
+from chorale.api.http.offload import beside
+from chorale.api.logprobs import is_scored
 from chorale.api.routed_experts import expert_field
+from chorale.api.state import ServerState
 from chorale.api.usage import closing_fields, version_field
 from chorale.turns.events import CLIENT_CALLS, SEPARATOR, Fold, FoldedItem, TurnEnded
 from chorale.turns.request import TurnRequest
+
+
+async def ended_chat(
+    state: ServerState, folds: Sequence[Fold], turn: TurnRequest, answer: Answer
+) -> dict[str, Any]:
+    """Returns the body of a chat whose choices have ended. Raises the ``ChoraleError`` of one that failed."""
+    for fold in folds:
+        if fold.ended is not None:
+            state.metrics.repaired(fold.ended.repairs)
+    scored = is_scored(turn.sampling)
+    return await beside(lambda: chat_body(answer, folds, turn), heavy=scored)
 
 
 def chat_body(answer: Answer, folds: Sequence[Fold], turn: TurnRequest) -> dict[str, Any]:
@@ -20,12 +34,12 @@ def chat_body(answer: Answer, folds: Sequence[Fold], turn: TurnRequest) -> dict[
         _choice(answer, index, fold, ends[index]) | expert_field(turn, ends[index])
         for index, fold in enumerate(folds)
     ]
-    body = answer.completion("chat.completion", choices)
+    body = answer.object("chat.completion", choices)
     body |= closing_fields([ends], metrics=answer.metrics)
     scored = ends[0].prompt_logprobs
     # Clients of vLLM read these keys, and its answers always have them.
     body["prompt_logprobs"] = None if scored is None else answer.logprobs.prompt(scored)
-    body["prompt_token_ids"] = turn.prompt_token_ids if answer.chat.return_token_ids else None
+    body["prompt_token_ids"] = turn.prompt_token_ids if answer.request.return_token_ids else None
     return body
 
 
@@ -38,7 +52,7 @@ def _choice(answer: Answer, index: int, fold: Fold, ended: TurnEnded) -> dict[st
         "stop_reason": ended.stop_reason,
         "token_ids": list(ended.output_token_ids) if answer.shows_tokens else None,
     }
-    return choice | version_field(ended) if answer.chat.return_weight_versions else choice
+    return choice | version_field(ended) if answer.request.return_weight_versions else choice
 
 
 def _message(answer: Answer, fold: Fold) -> dict[str, Any]:
@@ -74,7 +88,7 @@ def _annotations(items: Sequence[FoldedItem]) -> list[dict[str, Any]]:
 
 def _logprobs(answer: Answer, fold: Fold) -> dict[str, Any] | None:
     """Returns the log-probabilities of the tokens of ``content``, or one for each of ``token_ids``."""
-    num_top = answer.chat.num_logprobs
+    num_top = answer.request.num_logprobs
     if num_top is None:
         return None
     content = [entry for item in fold.items if item.kind == "message" for entry in item.logprobs]

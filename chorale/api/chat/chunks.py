@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from chorale.api.chat.answer import CHUNK, Answer, call_object
+from chorale.api.chat.answer import Answer, call_object
 from chorale.api.chat.builtin import SHOWN, CallWriter, annotation
 from chorale.api.fields import wants_continuous_usage, wants_usage
 from chorale.api.http.sse import PLACEHOLDER, Template, event
@@ -34,13 +34,13 @@ class ChunkWriter:
     """Writes the chunks of a choice."""
 
     def __init__(self, answer: Answer, turn: TurnRequest, index: int) -> None:
-        options, prompt = answer.chat.stream_options, turn.prompt_token_ids
+        options, prompt = answer.request.stream_options, turn.prompt_token_ids
         self._answer = answer
         self._index = index
         # Each chunk has a usage key, which is null until the end, as in OpenAI's API, or the usage so far.
         self._with_usage = wants_usage(options)
         self._usage = Usage(len(prompt)) if wants_continuous_usage(options) else None
-        self._prompt_token_ids = prompt if answer.chat.return_token_ids and index == 0 else None
+        self._prompt_token_ids = prompt if answer.request.return_token_ids and index == 0 else None
         self._progress: TurnProgress | None = None
         self._started = False
         self._kind: ItemKind | None = None
@@ -97,7 +97,7 @@ class ChunkWriter:
             if kind == "message":
                 self._num_chars += len(text)
         if self._slow or (delta.logprobs and kind == "message"):
-            out.append(self._chunk(self._delta(kind, text), self._logprobs(kind, delta)))
+            out.append(self._chunk(self._delta(kind, text), {"logprobs": self._logprobs(kind, delta)}))
         elif text:
             out.append(self._template.fill(text))
 
@@ -135,8 +135,10 @@ class ChunkWriter:
             out.append(self._chunk({"annotations": self._annotations}))
         if ended.reason in ("abort", "error"):
             return  # the caller writes the error
-        reason = self._answer.finish_reason(ended)
-        out.append(self._chunk({}, finish_reason=reason, stop_reason=ended.stop_reason))
+        last = {"finish_reason": self._answer.finish_reason(ended), "stop_reason": ended.stop_reason}
+        if self._answer.request.return_weight_versions:
+            last |= version_field(ended)
+        out.append(self._chunk({}, last))
 
     # ------------------------------------------------------------------ deltas
 
@@ -161,7 +163,7 @@ class ChunkWriter:
         return {"tool_calls": [{"index": self._num_calls, **call}]}
 
     def _logprobs(self, kind: ItemKind, delta: ItemDelta) -> dict[str, Any] | None:
-        num_top = self._answer.chat.num_logprobs
+        num_top = self._answer.request.num_logprobs
         if kind != "message" or num_top is None or not delta.logprobs or self._answer.shows_tokens:
             return None
         return self._answer.logprobs.chat(delta.logprobs, num_top)
@@ -179,42 +181,24 @@ class ChunkWriter:
             chunk["usage"] = usage_object(self._usage)
         return event(chunk)
 
-    def _chunk(
-        self,
-        delta: dict[str, Any],
-        logprobs: dict[str, Any] | None = None,
-        finish_reason: str | None = None,
-        stop_reason: str | int | None = None,
-    ) -> bytes:
-        chunk = self._object(delta, logprobs, finish_reason)
+    def _chunk(self, delta: dict[str, Any], more: Mapping[str, Any] = {}) -> bytes:
+        """``more``: further fields of the choice."""
+        chunk = self._object(delta)
         choice = chunk["choices"][0]
-        if finish_reason is not None:
-            choice["stop_reason"] = stop_reason
-            if self._answer.chat.return_weight_versions and self.ended is not None:
-                choice |= version_field(self.ended)
+        choice |= more
         progress, self._progress = self._progress, None
         if self._answer.shows_tokens:
             choice["token_ids"] = [] if progress is None else list(progress.token_ids)
-            num_top = self._answer.chat.num_logprobs
+            num_top = self._answer.request.num_logprobs
             if num_top is not None and progress is not None and progress.logprobs:
                 choice["logprobs"] = self._answer.logprobs.chat(progress.logprobs, num_top)
         if self._usage is not None:
             chunk["usage"] = usage_object(self._usage)
         return event(chunk)
 
-    def _object(
-        self,
-        delta: dict[str, Any],
-        logprobs: dict[str, Any] | None = None,
-        finish_reason: str | None = None,
-    ) -> dict[str, Any]:
-        choice = {
-            "index": self._index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-        chunk = self._answer.completion(CHUNK, [choice])
+    def _object(self, delta: dict[str, Any]) -> dict[str, Any]:
+        choice = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
+        chunk = self._answer.chunk([choice])
         if self._with_usage:
             chunk["usage"] = None
         return chunk

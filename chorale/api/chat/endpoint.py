@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -10,25 +10,23 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chorale.api.chat.answer import CHUNK, Answer
-from chorale.api.chat.body import chat_body
+from chorale.api.chat.answer import Answer
+from chorale.api.chat.body import chat_body, ended_chat
 from chorale.api.chat.chunks import ChunkWriter
 from chorale.api.chat.prepare import prepare
 from chorale.api.chat.request import parse_chat
 from chorale.api.chat.stored import keep
-from chorale.api.fields import wants_usage
-from chorale.api.http.offload import beside, is_heavy
+from chorale.api.http.offload import is_heavy
 from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
-from chorale.api.http.sse import DONE, event, last_error
+from chorale.api.http.sse import last_error
 from chorale.api.logprobs import is_scored
 from chorale.api.record import record_field, recorded
 from chorale.api.state import ServerState, select_model
-from chorale.api.usage import closing_fields
 from chorale.tracing.context import name_response
 from chorale.turns.direct import Direct
-from chorale.turns.events import Fold, TurnEnded, end_error
+from chorale.turns.events import Fold, end_error
 from chorale.turns.request import TurnRequest
-from chorale.turns.run import run_turns
+from chorale.turns.run import fold_together, run_turns
 
 
 async def create(state: ServerState, request: Request) -> Response:
@@ -49,31 +47,16 @@ async def create(state: ServerState, request: Request) -> Response:
 
 async def complete_chat(state: ServerState, turn: TurnRequest, answer: Answer) -> dict[str, Any]:
     """Returns the body. Raises the ``ChoraleError`` with which the turn ended."""
-    folds = [Fold() for _ in range(turn.sampling.n)]
-    turns = run_turns(state.client, state.vocab, turn)
-    async with aclosing(turns):
-        async for batch in turns:
-            for index, events in batch:
-                folds[index].add(events)
+    running = run_turns(state.client, state.vocab, turn)
+    (folds,) = await fold_together(state.client, [(turn, running)])
     return await ended_chat(state, folds, turn, answer) | record_field(state.client.info, [turn])
-
-
-async def ended_chat(
-    state: ServerState, folds: Sequence[Fold], turn: TurnRequest, answer: Answer
-) -> dict[str, Any]:
-    """Returns the body of a chat whose choices have ended. Raises the ``ChoraleError`` of one that failed."""
-    for fold in folds:
-        if fold.ended is not None:
-            state.metrics.repaired(fold.ended.repairs)
-    scored = is_scored(turn.sampling)
-    return await beside(lambda: chat_body(answer, folds, turn), heavy=scored)
 
 
 async def stream_chat(
     state: ServerState, turn: TurnRequest, answer: Answer, owner: bytes, direct: Direct
 ) -> AsyncGenerator[bytes]:
     """Yields the chunks of each batch of events, an error event if a choice failed, and ``[DONE]`` last."""
-    chat = answer.chat
+    chat = answer.request
     folds = [Fold() for _ in range(chat.n if chat.store else 0)]
     writers = [ChunkWriter(answer, turn, index) for index in range(chat.n)]
     # Start all choices in order at once: OpenAI's SDK lists them in the order of their first chunks.
@@ -96,18 +79,6 @@ async def stream_chat(
     if folds and all(writer.ended and end_error(writer.ended) is None for writer in writers):
         await keep(state, chat, chat_body(answer, folds, turn), owner)
     ends = [writer.ended for writer in writers if writer.ended is not None]
-    yield _conclusion(state, ends, turn, answer)
-
-
-def _conclusion(state: ServerState, ends: list[TurnEnded], turn: TurnRequest, answer: Answer) -> bytes:
-    """Returns the end of the stream: a chunk with usage or record, if any, and ``[DONE]``; or an error."""
     for ended in ends:
         state.metrics.repaired(ended.repairs)
-    error = next((error for ended in ends if (error := end_error(ended)) is not None), None)
-    if error is not None:
-        return last_error(error)
-    closing = (
-        closing_fields([ends], metrics=answer.metrics) if wants_usage(answer.chat.stream_options) else {}
-    )
-    closing |= record_field(state.client.info, [turn])
-    return event(answer.completion(CHUNK, []) | closing) + DONE if closing else DONE
+    yield answer.conclusion([ends], record_field(state.client.info, [turn]))

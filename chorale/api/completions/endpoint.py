@@ -19,11 +19,11 @@ from chorale.api.completions.request import (
     parse_completion,
 )
 from chorale.api.completions.text import ChoiceText, TextAnswer, TextChunkWriter, body_choice
-from chorale.api.fields import wants_continuous_usage, wants_usage
+from chorale.api.fields import wants_continuous_usage
 from chorale.api.http.auth import cache_salt
 from chorale.api.http.offload import beside
 from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
-from chorale.api.http.sse import DONE, event, last_error
+from chorale.api.http.sse import last_error
 from chorale.api.limits import check_scores
 from chorale.api.logprobs import is_scored
 from chorale.api.record import record_field, recorded
@@ -33,10 +33,10 @@ from chorale.api.usage import closing_fields
 from chorale.errors import ChoraleError
 from chorale.requests.formats import read_answer
 from chorale.tracing.context import name_response
-from chorale.turns.events import Fold, PromptScored, end_error
-from chorale.turns.request import check_grammar, turn_request
+from chorale.turns.events import Fold, PromptScored
+from chorale.turns.request import TurnRequest, check_grammar, turn_request
 from chorale.turns.rules import TurnRules
-from chorale.turns.run import ChoiceEvents, run_raw, run_together
+from chorale.turns.run import Batches, ChoiceEvents, fold_together, run_raw, run_together
 
 
 async def create(state: ServerState, request: Request) -> Response:
@@ -44,8 +44,7 @@ async def create(state: ServerState, request: Request) -> Response:
     completion.take_defaults(state.config)
     state = select_model(state, completion.model)
     prepared = await prepare_turns(state, completion, request.state.owner)
-    shown = state.shown_metrics()
-    text = TextAnswer(state.model_names[0], completion, state.vocab, shown, state.fingerprint)
+    text = TextAnswer.of(state, completion)
     name_response(text.id)
     if completion.stream:
         return EventStream(stream_text(state, prepared, text), on_error=last_error)
@@ -98,29 +97,17 @@ def prompt_turn(
 
 def _all_turns(
     state: ServerState, prepared: Sequence[PromptTurn], completion: CompletionRequest
-) -> AsyncGenerator[tuple[int, list[ChoiceEvents]]]:
-    """Yields (position of a prompt, events of its choices)."""
-    run = partial(
-        run_raw,
-        state.client,
-        state.vocab,
-        skip_special_tokens=completion.skip_special_tokens,
-        discard=completion.max_tokens == 0,
-        scores_stop=completion.return_token_ids,
-    )
-    return run_together(state.client, [(one.turn, run(one.turn)) for one in prepared])
+) -> list[tuple[TurnRequest, Batches]]:
+    """Returns each prompt's turn, and the batches of its events."""
+    options = completion.raw_options
+    return [(one.turn, run_raw(state.client, state.vocab, one.turn, **options)) for one in prepared]
 
 
 async def complete_text(
     state: ServerState, prepared: Sequence[PromptTurn], answer: TextAnswer
 ) -> dict[str, Any]:
     """Returns the body. Raises the ``ChoraleError`` with which a choice ended."""
-    completion = answer.request
-    folds = [[Fold() for _ in range(completion.n)] for _ in prepared]
-    async with aclosing(_all_turns(state, prepared, completion)) as turns:
-        async for position, batch in turns:
-            for index, events in batch:
-                folds[position][index].add(events)
+    folds = await fold_together(state.client, _all_turns(state, prepared, answer.request))
     scored = any(is_scored(one.turn.sampling) for one in prepared)
     body = await beside(lambda: text_body(prepared, folds, answer), heavy=scored)
     return body | record_field(state.client.info, [one.turn for one in prepared])
@@ -136,7 +123,7 @@ def text_body(
         for index, (fold, ended) in enumerate(zip(of_prompt, ends[-1], strict=True)):
             text = ChoiceText(answer, one, position * completion.n + index)
             choices.append(body_choice(text, fold, ended) | expert_field(one.turn, ended))
-    return answer.object(choices) | closing_fields(ends, metrics=answer.metrics)
+    return answer.chunk(choices) | closing_fields(ends, metrics=answer.metrics)
 
 
 async def stream_text(
@@ -151,9 +138,9 @@ async def stream_text(
         ]
         for position, one in enumerate(prepared)
     ]
-    sent = False
+    sent, running = False, _all_turns(state, prepared, completion)
     try:
-        async with aclosing(_all_turns(state, prepared, completion)) as turns:
+        async with aclosing(run_together(state.client, running)) as turns:
             async for position, batch in turns:
                 data = await beside(
                     partial(_feed, writers[position], batch),
@@ -167,20 +154,9 @@ async def stream_text(
             raise
         yield last_error(error)
         return
-    yield _conclusion(writers, answer, record_field(state.client.info, [one.turn for one in prepared]))
+    ends = [[writer.ended for writer in row if writer.ended is not None] for row in writers]
+    yield answer.conclusion(ends, record_field(state.client.info, [one.turn for one in prepared]))
 
 
 def _feed(writers: Sequence[TextChunkWriter], batch: Sequence[ChoiceEvents]) -> bytes:
     return b"".join([writers[index].feed(events) for index, events in batch])
-
-
-def _conclusion(writers: list[list[TextChunkWriter]], answer: TextAnswer, record: dict[str, Any]) -> bytes:
-    ends = [[writer.ended for writer in row if writer.ended is not None] for row in writers]
-    errors = [error for row in ends for ended in row if (error := end_error(ended)) is not None]
-    if errors:
-        return last_error(errors[0])
-    usage = wants_usage(answer.request.stream_options)
-    if not usage and not record:
-        return DONE
-    closing = closing_fields(ends, metrics=answer.metrics) if usage else {}
-    return event(answer.object([]) | closing | record) + DONE

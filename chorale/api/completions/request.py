@@ -12,6 +12,7 @@ from chorale.api.http.offload import beside, is_heavy
 from chorale.errors import RequestError, invalid, unsupported
 from chorale.harmony.vocab import Vocabulary
 from chorale.requests.prompt import at
+from chorale.turns.choice.raw_choice import RawOptions
 from chorale.turns.request import TurnRequest
 
 HARMLESS: dict[str, str] = fields.HARMLESS | {"add_special_tokens": "the tokenizer adds no special tokens"}
@@ -30,6 +31,14 @@ class CompletionRequest(StreamedFields):
     echo: bool = False
     logprobs: Annotated[int, limits.number("logprobs")] | None = None
     skip_special_tokens: bool = True
+
+    @property
+    def raw_options(self) -> RawOptions:
+        return {
+            "skip_special_tokens": self.skip_special_tokens,
+            "discard": self.max_tokens == 0,
+            "scores_stop": self.return_token_ids,
+        }
 
     @property
     def num_prompt_logprobs(self) -> int | None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from chorale.api.chunked import ChunkedAnswer
 from chorale.api.completions.request import CompletionRequest, PromptTurn
 from chorale.api.fields import wants_continuous_usage, wants_usage
 from chorale.api.http.sse import PLACEHOLDER, Template, event
-from chorale.api.logprobs import LogprobsWriter
-from chorale.api.usage import ShownMetrics, usage_object, version_field
+from chorale.api.usage import usage_object, version_field
 from chorale.engine.types import TokenLogprobs
 from chorale.harmony.text import TextDecoder
 from chorale.harmony.vocab import Vocabulary
-from chorale.ids import new_completion_id
 from chorale.turns.events import (
-    EndReason,
     Fold,
     ItemDelta,
     OutputEvent,
@@ -27,37 +24,15 @@ from chorale.turns.events import (
     Usage,
 )
 
-FINISH: dict[EndReason, str] = {"stop": "stop", "length": "length"}
 
+@dataclass(frozen=True, kw_only=True)
+class TextAnswer(ChunkedAnswer):
+    prefix: ClassVar[str] = "cmpl"
 
-@dataclass(frozen=True, slots=True)
-class TextAnswer:
-    """The values that are constant over all chunks of a completion."""
-
-    model: str
     request: CompletionRequest
-    vocab: Vocabulary
-    metrics: ShownMetrics
-    fingerprint: str | None
-    id: str = field(default_factory=lambda: new_completion_id("cmpl"))
-    created: int = field(default_factory=lambda: int(time.time()))
 
-    @property
-    def writer(self) -> LogprobsWriter:
-        asked = self.request
-        named = bool(asked.logprob_token_ids)
-        return LogprobsWriter(self.vocab, asked.return_tokens_as_token_ids, named)
-
-    def object(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        }
-        if self.fingerprint is not None:
-            body["system_fingerprint"] = self.fingerprint
+    def chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
+        body = self.object("text_completion", choices)
         if usage is not None or wants_usage(self.request.stream_options):
             body["usage"] = usage
         return body
@@ -92,8 +67,7 @@ class ChoiceText:
         self.answer = answer
         self.prompt = prompt
         self.index = index
-        self._offsets = OffsetWriter(answer.vocab, answer.request.skip_special_tokens)
-        self._writer = answer.writer
+        self._offsets = OffsetWriter(answer.logprobs.vocab, answer.request.skip_special_tokens)
 
     def echoed(self, scored: Sequence[TokenLogprobs | None] | None) -> tuple[str, dict[str, Any] | None]:
         """Returns the prompt's text, and its log-probabilities if requested."""
@@ -102,18 +76,18 @@ class ChoiceText:
             return self.prompt.text, None
         ids = self.prompt.turn.prompt_token_ids
         entries = self._offsets.entries(ids, scored or [None] * len(ids), is_prompt=True)
-        return self.prompt.text, self._writer.completion(entries, num_top)
+        return self.prompt.text, self.answer.logprobs.completion(entries, num_top)
 
     def logprobs(self, tokens: Iterable[int], logprobs: Iterable[TokenLogprobs]) -> dict[str, Any] | None:
         num_top = self.answer.request.logprobs
         if num_top is None:
             return None
-        return self._writer.completion(self._offsets.entries(tokens, logprobs), num_top)
+        return self.answer.logprobs.completion(self._offsets.entries(tokens, logprobs), num_top)
 
     def choice(
         self, text: str, logprobs: dict[str, Any] | None, ended: TurnEnded | None = None
     ) -> dict[str, Any]:
-        finish_reason = None if ended is None else FINISH[ended.reason]
+        finish_reason = None if ended is None else ended.reason
         choice = {"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
         if ended is not None:
             choice["stop_reason"] = ended.stop_reason
@@ -135,7 +109,7 @@ def body_choice(text: ChoiceText, fold: Fold, ended: TurnEnded) -> dict[str, Any
     choice = text.choice("".join(texts), _joined(lists), ended)
     scored = ended.prompt_logprobs if request.prompt_logprobs is not None else None
     # Clients of vLLM read these keys, and its answers always have them.
-    choice["prompt_logprobs"] = None if scored is None else text.answer.writer.prompt(scored)
+    choice["prompt_logprobs"] = None if scored is None else text.answer.logprobs.prompt(scored)
     choice["prompt_token_ids"] = text.prompt.turn.prompt_token_ids if request.return_token_ids else None
     choice["token_ids"] = list(ended.output_token_ids) if request.return_token_ids else None
     return choice
@@ -156,7 +130,7 @@ class TextChunkWriter:
         request = text.answer.request
         self._continuous = wants_continuous_usage(request.stream_options)
         self._slow = request.logprobs is not None or request.return_token_ids or self._continuous
-        self._template = Template(text.answer.object([text.choice(PLACEHOLDER, None)]))
+        self._template = Template(text.answer.chunk([text.choice(PLACEHOLDER, None)]))
         self._started = False
         self._prompt_token_ids = text.prompt.turn.prompt_token_ids if request.return_token_ids else None
         self._progress: TurnProgress | None = None
@@ -210,4 +184,4 @@ class TextChunkWriter:
         """Returns a chunk. If requested, the first one of a choice contains the prompt's token ids."""
         if self._prompt_token_ids is not None:
             choice["prompt_token_ids"], self._prompt_token_ids = self._prompt_token_ids, None
-        return event(self._text.answer.object([choice], usage))
+        return event(self._text.answer.chunk([choice], usage))

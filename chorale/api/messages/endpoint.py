@@ -19,9 +19,8 @@ from chorale.api.messages.request import parse_count, parse_messages
 from chorale.api.record import record_field
 from chorale.api.state import ServerState, check_model, select_model
 from chorale.tracing.context import name_response
-from chorale.turns.events import Fold
 from chorale.turns.request import TurnRequest
-from chorale.turns.run import run_turn
+from chorale.turns.run import fold_together, run_turn, run_turns
 
 
 async def create(state: ServerState, request: Request) -> Response:
@@ -48,10 +47,8 @@ async def count_tokens(state: ServerState, request: Request) -> Response:
 
 async def _complete(state: ServerState, request: TurnRequest, answer: MessageAnswer) -> dict[str, Any]:
     """Returns the body. Raises the ``ChoraleError`` with which the turn ended."""
-    fold = Fold()
-    async with aclosing(run_turn(state.client, state.vocab, request)) as turn:
-        async for events in turn:
-            fold.add(events)
+    running = run_turns(state.client, state.vocab, request)
+    ((fold,),) = await fold_together(state.client, [(request, running)])
     if fold.ended is not None:
         state.metrics.repaired(fold.ended.repairs)
     return message_body(answer, fold) | record_field(state.client.info, [request])

@@ -79,7 +79,7 @@ def _chat(state: ServerState, asked: DerenderChatRequest) -> dict[str, Any]:
     answer = replace(Answer.of(state, chat), id=given.request_id)
     if asked.stream:
         start: dict[str, Any] = {"delta": {}, "logprobs": None, "finish_reason": None}
-        empty = answer.completion("chat.completion.chunk", [start])
+        empty = answer.chunk([start])
         writers = [ChunkWriter(answer, turn, each.index) for each in given.choices]
         return _next_chunk(state, asked, given, len(prompt), chat_choice(state, turn), writers, empty)
     chunks = _whole(state, given, f"{name}.choices")
@@ -104,12 +104,10 @@ def _completion(state: ServerState, asked: DerenderCompletionRequest) -> dict[st
             completion.logprobs = num_candidates(choices, state.client.info.max_logprobs)
         completion.stream, completion.n = asked.stream, 1 if asked.stream else completion.n
         prepared = [_prompt_turn(state, completion, each) for each in prompts]
-    answer = TextAnswer(
-        state.model_names[0], completion, state.vocab, NO_METRICS, state.fingerprint, id=given[0].request_id
-    )
+    answer = replace(TextAnswer.of(state, completion), metrics=NO_METRICS, id=given[0].request_id)
     if asked.stream:
         choice = raw_choice(state, prepared[0].turn, completion)
-        empty = answer.object([{"text": "", "logprobs": None, "finish_reason": None}])
+        empty = answer.chunk([{"text": "", "logprobs": None, "finish_reason": None}])
         writers = [TextChunkWriter(ChoiceText(answer, prepared[0], each.index)) for each in found.choices]
         return _next_chunk(state, asked, found, len(prompts[0]), choice, writers, empty)
     folds = []
@@ -180,15 +178,8 @@ def _next_chunk(
 
 
 def raw_choice(state: ServerState, turn: TurnRequest, completion: CompletionRequest) -> RawChoice:
-    return RawChoice(
-        state.vocab,
-        replace(turn, stream_interval=1),
-        0,
-        frozenset(state.client.info.eos_token_ids),
-        skip_special_tokens=completion.skip_special_tokens,
-        discard=completion.max_tokens == 0,
-        scores_stop=completion.return_token_ids,
-    )
+    eos = frozenset(state.client.info.eos_token_ids)
+    return RawChoice(state.vocab, replace(turn, stream_interval=1), 0, eos, **completion.raw_options)
 
 
 def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Sequence
+from typing import TypedDict, Unpack
 
 from msgspec.structs import replace
 
@@ -31,14 +32,18 @@ def _special_positions(token_ids: Sequence[int]) -> list[int]:
     return [position for position, token in enumerate(token_ids) if token >= NUM_RANKS]
 
 
-class RawChoice(AnyChoice):
-    """Takes the chunks of one choice; ``take`` returns its events.
+class RawOptions(TypedDict, total=False):
+    """What a raw choice shows."""
 
-    ``discard``: max_tokens was 0, so the one token that the engine samples is not part of the answer.
-    ``hide_stop``: hide a special token that ended the choice, even if special tokens are shown.
-    ``scores_stop``: a hidden stop token is among the item's log-probabilities, so that all tokens are.
-    ``in_final``: the prompt is that of a chat, so stop strings end its final text only, as in a chat.
-    """
+    skip_special_tokens: bool  # by default true; the others false
+    discard: bool  # max_tokens was 0: the one token that the engine samples is not part of the answer
+    hide_stop: bool  # hide a special token that ended the choice, even if special tokens are shown
+    scores_stop: bool  # a hidden stop token is among the item's log-probabilities, so that all tokens are
+    in_final: bool  # the prompt is that of a chat, so stop strings end its final text only, as in a chat
+
+
+class RawChoice(AnyChoice):
+    """Takes the chunks of one choice; ``take`` returns its events."""
 
     def __init__(
         self,
@@ -46,18 +51,14 @@ class RawChoice(AnyChoice):
         request: TurnRequest,
         index: int,
         eos: frozenset[int],
-        *,
-        skip_special_tokens: bool = True,
-        discard: bool = False,
-        hide_stop: bool = False,
-        in_final: bool = False,
-        scores_stop: bool = False,
+        **options: Unpack[RawOptions],
     ) -> None:
         super().__init__(vocab, request, index, eos)
-        self._skip_special = skip_special_tokens
-        self._discard = discard
-        self._hide_stop = hide_stop
-        self._scores_stop = scores_stop
+        self._skip_special = options.get("skip_special_tokens", True)
+        self._discard = options.get("discard", False)
+        self._hide_stop = options.get("hide_stop", False)
+        self._scores_stop = options.get("scores_stop", False)
+        in_final = options.get("in_final", False)
         self._decoder = TextDecoder(vocab)
         stop, num_early = request.stop, request.sampling.min_tokens
         self._watch = Choice(vocab, request, index, eos) if in_final and stop else None
