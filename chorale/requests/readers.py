@@ -119,8 +119,8 @@ def as_given(given: Object, key: str, path: str) -> Any:
 
 
 def of_type(kind: type, default: Any = ABSENT) -> Reader:
-    """Returns the reader of a field whose values of another type are not refused but replaced."""
-    return lambda given, key, path: given[key] if isinstance(given.get(key), kind) else default
+    """Returns the reader of a field whose values of other types are replaced, not refused. True is no int."""
+    return lambda given, key, path: given[key] if type(given.get(key)) is kind else default
 
 
 def always(value: Any) -> Reader:

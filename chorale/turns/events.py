@@ -218,6 +218,11 @@ class FoldedItem:
     _parts: list[str] = field(default_factory=list)
 
     @property
+    def text_so_far(self) -> str:
+        """Returns ``text``, which is set when the item is closed, or its pieces before."""
+        return self.text + "".join(self._parts)
+
+    @property
     def item_id(self) -> str:
         return self.opened.item_id
 

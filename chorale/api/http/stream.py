@@ -47,10 +47,12 @@ class EventStream(Response):
         headers: Mapping[str, str] | None = None,
         *,
         on_error: Callable[[ChoraleError], bytes] = error_event,
+        on_end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """``on_end``: is awaited at the end, even if ``source`` was never started."""
         self._direct = Direct()
         self.source = source(self._direct) if callable(source) else source
-        self._on_error = on_error
+        self._on_error, self._on_end = on_error, on_end
         self.status_code = 200
         self.background = None
         self.raw_headers = _HEADERS + [
@@ -73,6 +75,8 @@ class EventStream(Response):
             await asyncio.gather(*tasks, return_exceptions=True)
             with contextlib.suppress(Exception):
                 await self.source.aclose()
+            if self._on_end is not None:
+                await self._on_end()
         await self._conclude(pump, send)
 
     async def _conclude(self, pump: asyncio.Task[None], send: Send) -> None:

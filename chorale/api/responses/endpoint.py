@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from chorale.api.http.auth import owner_of
 from chorale.api.http.offload import is_heavy
@@ -52,7 +51,7 @@ async def create(state: ServerState, request: Request) -> Response:
             return json_response(run.base)  # it has no output yet
         return event_stream(follow(state, run.response_id, run.owner, options), options)
     if fields.stream:
-        return _Stream(event_stream(run.stream(options), options), run)
+        return event_stream(run.stream(options), options, run.release)
     try:
         body = await until_disconnect(request, run.complete())
         return await large_response(lambda: translate_body(body, dialect), heavy=is_heavy(body))
@@ -67,19 +66,6 @@ async def count_tokens(state: ServerState, request: Request) -> Response:
     prompt = await build_prompt(state, fields, owner_of(request))
     await prompt.close()
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
-
-
-class _Stream(Response):
-    """A stream that releases its run at the end, even if it was never started."""
-
-    def __init__(self, stream: EventStream, run: Run) -> None:
-        self._stream, self._run = stream, run
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._stream(scope, receive, send)
-        finally:
-            await self._run.release()
 
 
 def _parse_kept(data: dict[str, Any]) -> tuple[ResponsesRequest, bytes | None]:
@@ -152,9 +138,14 @@ async def input_items(state: ServerState, request: Request) -> Response:
     return json_response(cut(items, page))
 
 
-def event_stream(source: AsyncGenerator[list[Frame]], options: RenderOptions) -> EventStream:
+def event_stream(
+    source: AsyncGenerator[list[Frame]],
+    options: RenderOptions,
+    on_end: Callable[[], Awaitable[None]] | None = None,
+) -> EventStream:
     """Returns the SSE body. Open Responses ends a stream with ``[DONE]``, OpenAI does not."""
-    return EventStream(framed(source, DONE if options.dialect == "open-responses" else b""))
+    last = DONE if options.dialect == "open-responses" else b""
+    return EventStream(framed(source, last), on_end=on_end)
 
 
 def _id(request: Request) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from chorale.api.http.sse import Frame, encode
 from chorale.api.responses.dialects import Dialect, Event, translate_event, with_summary
 from chorale.api.responses.event_log import LogEvent, TurnBegan, TurnFailed
-from chorale.api.responses.items.built_in_events import DELTAS, BuiltInEvents
+from chorale.api.responses.items.built_in_events import TEXT_EVENTS, BuiltInEvents
 from chorale.api.responses.items.objects import (
     TEXTS,
     ResponseBuilder,
@@ -41,17 +41,6 @@ from chorale.turns.events import (
     ToolStarted,
 )
 
-_DELTA = {
-    "message": "response.output_text.delta",
-    "reasoning": "response.reasoning_text.delta",
-    "function_call": "response.function_call_arguments.delta",
-    "custom_tool_call": "response.custom_tool_call_input.delta",
-    **DELTAS,
-}
-# Bytes after a delta's text. output_text.delta must have logprobs.
-_AFTER_TEXT = dict.fromkeys(_DELTA, b',"sequence_number":') | {
-    "message": b',"logprobs":[],"sequence_number":'
-}
 _BLOCK = 64  # bytes; the length of obfuscated events is a multiple of it
 _AROUND = len(b'event: \ndata: ,"obfuscation":""')
 
@@ -81,13 +70,13 @@ class _Open:
         self.position: dict[str, Any] = {"item_id": opened.item_id, "output_index": index}
         if opened.kind in ("message", "reasoning"):
             self.position["content_index"] = 0
-        kind = _DELTA.get(opened.kind)
         self.kind = self.before = self.after = b""  # no delta events: only the finished item has the text
-        if kind is not None:
-            kind, position = translate_event(kind, self.position, dialect)
+        if opened.kind in TEXT_EVENTS:
+            kind, position = translate_event(f"{TEXT_EVENTS[opened.kind][0]}.delta", self.position, dialect)
             self.kind = kind.encode()
             self.before = b'%s,"delta":' % encode({"type": kind, **position})[:-1]
-            self.after = _AFTER_TEXT[opened.kind]
+            # output_text.delta must have logprobs
+            self.after = b',"logprobs":[]' * (opened.kind == "message") + b',"sequence_number":'
 
 
 class Translator:
@@ -228,8 +217,6 @@ class Translator:
         if current.commands is not None:
             self._emit_commands(current, current.commands.feed(event.text))
             return
-        if current.hosted is not None:
-            current.hosted.write(event.text)
         if not event.text or not current.kind:
             return
         number = self._sequence
@@ -273,16 +260,13 @@ class Translator:
 
     def _end_text(self, current: _Open, text: str) -> None:
         item, position = self._builder.fold.items[current.opened.index], current.position
-        if item.kind == "function_call":
-            name = current.opened.name
-            self._emit("response.function_call_arguments.done", **position, name=name, arguments=text)
-        elif item.kind == "custom_tool_call":
-            self._emit("response.custom_tool_call_input.done", **position, input=text)
-        elif item.kind not in TEXTS:
-            part = self._builder.part(item)
-            if item.kind == "reasoning":
-                self._emit("response.reasoning_text.done", **position, text=text)
-            else:
-                logprobs = part["logprobs"]
-                self._emit("response.output_text.done", **position, text=text, logprobs=logprobs)
+        if item.kind not in TEXT_EVENTS:
+            return
+        stem, key = TEXT_EVENTS[item.kind]
+        more: dict[str, Any] = {"name": current.opened.name} if item.kind == "function_call" else {}
+        part = None if item.kind in TEXTS else self._builder.part(item)
+        if part is not None and item.kind == "message":
+            more = {"logprobs": part["logprobs"]}
+        self._emit(f"{stem}.done", **position, **more, **{key: text})
+        if part is not None:
             self._emit("response.content_part.done", **position, part=part)

@@ -19,9 +19,14 @@ from chorale.api.responses.items.objects import ResponseBuilder, is_void
 from chorale.tools.contract import BrowserAction
 from chorale.turns.events import FoldedItem, ItemClosed, OutputEvent, ToolOutcome, ToolProgressed, ToolStarted
 
-DELTAS = {
-    "code_interpreter_call": "response.code_interpreter_call_code.delta",
-    "mcp_call": "response.mcp_call_arguments.delta",
+# The stem of the events of each kind's text (``.delta``, ``.done``), and the key of the whole text.
+TEXT_EVENTS = {
+    "message": ("response.output_text", "text"),
+    "reasoning": ("response.reasoning_text", "text"),
+    "function_call": ("response.function_call_arguments", "arguments"),
+    "custom_tool_call": ("response.custom_tool_call_input", "input"),
+    "code_interpreter_call": ("response.code_interpreter_call_code", "code"),
+    "mcp_call": ("response.mcp_call_arguments", "arguments"),
 }
 
 
@@ -34,7 +39,6 @@ class BuiltInEvents:
         self._kind = item.kind
         self._index = output_index
         self._position = {"item_id": item.item_id, "output_index": output_index}
-        self._text = ""
         self._text_done = False
         self.shown = False
 
@@ -43,10 +47,6 @@ class BuiltInEvents:
         if self._kind in ("code_interpreter_call", "mcp_call", "mcp_list_tools"):
             yield self._added({})
             yield self._state("in_progress")
-
-    def write(self, text: str) -> None:
-        """Records a piece of the call's text, whose delta the translator sends."""
-        self._text += text
 
     def on_tool(self, event: OutputEvent) -> Iterator[Event]:
         if isinstance(event, ToolStarted):
@@ -103,13 +103,10 @@ class BuiltInEvents:
 
     def _written(self) -> Iterator[Event]:
         """Yields the events that end the call's text, once."""
-        if self._text_done:
-            return
-        self._text_done = True
-        if self._kind == "code_interpreter_call":
-            yield "response.code_interpreter_call_code.done", {**self._position, "code": self._text}
-        elif self._kind == "mcp_call":
-            yield "response.mcp_call_arguments.done", {**self._position, "arguments": self._text}
+        if not self._text_done and self._kind in TEXT_EVENTS:
+            self._text_done = True
+            stem, key = TEXT_EVENTS[self._kind]
+            yield f"{stem}.done", {**self._position, key: self._item.text_so_far}
 
     def _state(self, name: str) -> Event:
         return f"response.{self._kind}.{name}", self._position

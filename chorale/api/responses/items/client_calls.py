@@ -15,7 +15,8 @@ import msgspec
 from chorale.harmony.json_text import MAX_CALL_DEPTH, read_object
 from chorale.harmony.messages import FUNCTIONS, Message, function_call, tool_result
 from chorale.requests.client_tools import PATCH_OPERATIONS, prompt_name
-from chorale.store.protocol import Item, present
+from chorale.requests.readers import Object, Reader, always, of_type, read_fields
+from chorale.store.protocol import Item
 from chorale.turns.events import CLIENT_CALLS, ItemOpened
 
 # Items that contain the output of a call and follow it.
@@ -50,9 +51,9 @@ def call_object(opened: ItemOpened, status: str, text: str) -> Item:
         return item
     given = read_object(text, strict=False, max_depth=MAX_CALL_DEPTH)
     if opened.kind == "local_shell_call":
-        item["action"] = _local_action(given)
+        item["action"] = read_fields(given, _LOCAL_ACTION, "")
     elif opened.kind == "shell_call":
-        item |= {"action": _shell_action(given), "environment": {"type": "local"}}
+        item |= {"action": read_fields(given, _SHELL_ACTION, ""), "environment": {"type": "local"}}
     elif opened.kind == "apply_patch_call":
         item["operation"] = _operation(given)
         item["status"] = "in_progress" if status == "incomplete" else status  # the API has no "incomplete"
@@ -61,49 +62,34 @@ def call_object(opened: ItemOpened, status: str, text: str) -> Item:
     return item
 
 
-def _local_action(given: Mapping[str, Any]) -> dict[str, Any]:
-    env = given.get("env")
-    return {
-        "type": "exec",
-        "command": _strings(given.get("command")),
-        "env": {k: v for k, v in env.items() if isinstance(v, str)} if isinstance(env, Mapping) else {},
-        **present(
-            timeout_ms=_integer(given.get("timeout_ms")),
-            user=_text(given.get("user")),
-            working_directory=_text(given.get("working_directory")),
-        ),
-    }
-
-
-def _shell_action(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "commands": _strings(given.get("commands")),
-        "timeout_ms": _integer(given.get("timeout_ms")),
-        "max_output_length": _integer(given.get("max_output_length")),
-    }
-
-
-def _operation(given: Mapping[str, Any]) -> dict[str, Any]:
-    kind = given.get("type")
-    operation: dict[str, Any] = {
-        "type": kind if kind in PATCH_OPERATIONS else "update_file",
-        "path": _text(given.get("path")) or "",
-    }
-    if operation["type"] != "delete_file":
-        operation["diff"] = _text(given.get("diff")) or ""
-    return operation
-
-
-def _strings(value: Any) -> list[str]:
+def _strings(given: Object, key: str, path: str) -> list[str]:
+    value = given.get(key)
     return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
 
 
-def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _variables(given: Object, key: str, path: str) -> dict[str, str]:
+    env = given.get(key)
+    return {k: v for k, v in env.items() if isinstance(v, str)} if isinstance(env, Mapping) else {}
 
 
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+# The model's arguments may be incomplete, or not those of the schema.
+_LOCAL_ACTION: dict[str, Reader] = {
+    "type": always("exec"), "command": _strings, "env": _variables, "timeout_ms": of_type(int),
+    "user": of_type(str), "working_directory": of_type(str),
+}  # fmt: skip
+_SHELL_ACTION: dict[str, Reader] = {
+    "commands": _strings, "timeout_ms": of_type(int, None), "max_output_length": of_type(int, None),
+}  # fmt: skip
+_OPERATION: dict[str, Reader] = {"path": of_type(str, ""), "diff": of_type(str, "")}
+
+
+def _operation(given: Object) -> dict[str, Any]:
+    kind = given.get("type")
+    operation = {"type": kind if kind in PATCH_OPERATIONS else "update_file"}
+    operation |= read_fields(given, _OPERATION, "")
+    if operation["type"] == "delete_file":
+        del operation["diff"]
+    return operation
 
 
 # --------------------------------------------------------------------------- back to the model
