@@ -16,7 +16,7 @@ from chorale.errors import invalid
 from chorale.grammar import constraint as make
 from chorale.grammar.constraint import Constraint
 from chorale.harmony.messages import FUNCTIONS, ToolDescription
-from chorale.requests.prompt import function_tool, tool_name
+from chorale.requests.prompt import function_tool
 from chorale.requests.readers import read_string
 from chorale.turns.functions import CallForm, Function
 
@@ -84,12 +84,7 @@ def fixed_tool(kind: str, param: str) -> Function:
 
 def tool_search(value: Mapping[str, Any], param: str) -> Function:
     """Returns a search that the client runs. Raises ``RequestError``."""
-    given = {
-        "name": "tool_search",
-        "description": value.get("description"),
-        "parameters": value.get("parameters"),
-    }
-    read = function_tool(given, param)
+    read = function_tool({**value, "name": "tool_search"}, param)
     tool = replace(
         read,
         description=read.description or _TOOL_SEARCH.description,
@@ -137,8 +132,3 @@ def in_namespace(function: Function, namespace: str) -> Function:
     form = function.form or CallForm("function_call", function.name)
     tool = replace(function.tool, name=prompt_name(function.name, namespace))
     return replace(function, tool=tool, form=replace(form, namespace=namespace))
-
-
-def namespace_name(value: Mapping[str, Any], param: str) -> str:
-    """Raises ``RequestError``."""
-    return tool_name(value.get("name"), f"{param}.name")

@@ -29,7 +29,7 @@ from chorale.harmony.messages import (
 from chorale.requests.effort import take_effort
 from chorale.requests.files import inline_file
 from chorale.requests.prompt import AUTHOR_NAME, tool_name
-from chorale.requests.readers import optional_string, read_arguments, read_string, read_text
+from chorale.requests.readers import optional_string, read_arguments, read_mapping, read_string, read_text
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
@@ -128,38 +128,25 @@ def _calls(
         if kind not in ("function", "custom"):
             raise invalid(f"{call_path}.type", "must be 'function' or 'custom'")
         call_id = read_string(call, "id", call_path)
-        read = call.get(kind)
-        if kind == "custom":
-            call_message = _custom_call(read, f"{call_path}.custom", freeform)
-        else:
-            call_message = _call(read, f"{call_path}.function")
-        calls[call_id] = _called_name(call_message)
+        calls[call_id], call_message = _call(call, kind, call_path, freeform)
         made.append(call_message)
     if message.get("function_call") is not None:  # the form before tool calls
-        made.append(_call(message["function_call"], f"{path}.function_call"))
+        made.append(_call(message, "function_call", path)[1])
     return made
 
 
-def _call(function: Any, path: str) -> Message:
-    if not isinstance(function, Mapping):
-        raise invalid(path, "must be an object with name and arguments")
-    name = tool_name(function.get("name"), f"{path}.name")
-    return function_call(name, read_arguments(function, "arguments", path))
-
-
-def _custom_call(custom: Any, path: str, freeform: Collection[str]) -> Message:
-    if not isinstance(custom, Mapping):
-        raise invalid(path, "must be an object with name and input")
-    name = tool_name(custom.get("name"), f"{path}.name")
-    text = read_text(custom, "input", path)
+def _call(
+    given: Mapping[str, Any], key: str, path: str, freeform: Collection[str] = ()
+) -> tuple[str, Message]:
+    """Returns the name and the call that an object has under ``key``."""
+    call, path = read_mapping(given, key, path), f"{path}.{key}"
+    name = tool_name(call.get("name"), f"{path}.name")
+    if key != "custom":
+        return name, function_call(name, read_arguments(call, "arguments", path))
+    text = read_text(call, "input", path)
     is_text = name in freeform
     arguments = text if is_text else msgspec.json.encode({"input": text}).decode()
-    return function_call(name, arguments, is_json=not is_text)
-
-
-def _called_name(call: Message) -> str:
-    assert call.recipient is not None
-    return call.recipient.removeprefix(f"{FUNCTIONS}.")
+    return name, function_call(name, arguments, is_json=not is_text)
 
 
 def _tool_result(message: Mapping[str, Any], path: str, calls: Mapping[str, str]) -> Message:

@@ -45,16 +45,7 @@ class FormData:
     size: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    headers: dict[str, bytes]
-
-    @property
-    def options(self) -> dict[bytes, bytes]:
-        return parse_options_header(self.headers.get("content-disposition", b""))[1]
-
-
-_Event = _Part | bytes | None  # None: the end of a part
+_Event = dict[str, bytes] | bytes | None  # the headers of a part, its data, its end
 
 
 class Form:
@@ -74,7 +65,7 @@ class Form:
                 "on_header_field": lambda data, start, end: self._name.extend(data[start:end]),
                 "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
                 "on_header_end": self._end_header,
-                "on_headers_finished": lambda: self._events.append(_Part(self._headers)),
+                "on_headers_finished": lambda: self._events.append(self._headers),
                 "on_part_data": lambda data, start, end: self._events.append(bytes(data[start:end])),
                 "on_part_end": lambda: self._events.append(None),
                 "on_end": self._end,
@@ -88,13 +79,13 @@ class Form:
         form = FormData()
         events = self._parse()
         async for event in events:
-            if not isinstance(event, _Part):
-                raise AssertionError("a part was not read")
-            name = event.options.get(b"name", b"").decode("utf-8", "replace")
+            assert isinstance(event, dict), "a part was not read"
+            options = parse_options_header(event.get("content-disposition", b""))[1]
+            name = options.get(b"name", b"").decode("utf-8", "replace")
             if name == FILE:
                 if form.size is not None:
                     raise RequestError("the form has more than one file", param=FILE, code="invalid_form")
-                form.filename = _label(event.options.get(b"filename", b""))
+                form.filename = _label(options.get(b"filename", b""))
                 form.size = await write(self._file(events))
             elif name in form.fields:
                 raise RequestError(

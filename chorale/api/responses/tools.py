@@ -20,11 +20,10 @@ from chorale.requests.client_tools import (
     custom_tool,
     fixed_tool,
     in_namespace,
-    namespace_name,
     prompt_name,
     tool_search,
 )
-from chorale.requests.prompt import check_distinct, read_function
+from chorale.requests.prompt import check_distinct, read_function, tool_name
 from chorale.requests.readers import optional_mapping, optional_string, read_string
 from chorale.requests.tool_choice import read_tool_choice
 from chorale.turns.functions import Function
@@ -121,7 +120,7 @@ def _is_local(tool: Mapping[str, Any]) -> bool:
 
 
 def _namespace(tool: Mapping[str, Any], path: str) -> tuple[list[Function], list[str]]:
-    name = namespace_name(tool, path)
+    name = tool_name(tool.get("name"), f"{path}.name")
     description = optional_string(tool, "description", path)
     found: list[Function] = []
     for position, member in enumerate(list_tools(tool, path)):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
-from chorale.client.admission import NO_LIMITS
-from chorale.client.fleet.fleet import FleetClient
+from chorale.client.fleet.fleet import FleetClient, FleetOptions
 from chorale.client.fleet.members import Ticket
-from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits
+from chorale.client.remote import MIN_RETRY_AFTER
 from chorale.client.wire.messages import local_address
-from chorale.config.engine import ServerConfig
 from chorale.errors import EngineDeadError
 
 
@@ -42,26 +40,8 @@ class FixedFleet(FleetClient):
     engine is ready, new requests are refused, and those in flight wait.
     """
 
-    def __init__(
-        self,
-        directories: Sequence[str | Path],
-        *,
-        queue: ServerConfig = NO_LIMITS,
-        limits: ClientLimits | None = None,
-        patience: float | None = 60.0,
-        seeds: random.Random | None = None,
-        first_slot: int = 0,
-    ) -> None:
-        """See ``FleetClient``."""
-        super().__init__(
-            Cheapest,
-            queue=queue,
-            limits=limits,
-            patience=patience,
-            gone_patience=0.0,
-            seeds=seeds,
-            first_slot=first_slot,
-        )
+    def __init__(self, directories: Sequence[str | Path], **options: Unpack[FleetOptions]) -> None:
+        super().__init__(Cheapest, gone_patience=0.0, **(FleetOptions(first_slot=0) | options))
         self._addresses = {str(index): local_address(each) for index, each in enumerate(directories)}
 
     def start(self) -> None:

@@ -16,7 +16,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 import msgspec
 
@@ -50,6 +50,14 @@ class Assigner(Protocol):
         ...
 
 
+class FleetOptions(TypedDict, total=False):
+    queue: ServerConfig  # limits of the queue
+    limits: ClientLimits | None
+    patience: float | None  # seconds that a request waits for an engine, by default 60; None: no limit
+    seeds: random.Random | None  # seeds of requests that have none
+    first_slot: int  # slot that is preferred first if costs are equal; by default random in each process
+
+
 class FleetClient:
     """An ``EngineClient``; see ``client.base``. Not thread-safe: everything happens on one event loop."""
 
@@ -57,26 +65,21 @@ class FleetClient:
         self,
         make_assigner: Callable[[FleetClient], Assigner],
         *,
-        queue: ServerConfig = NO_LIMITS,
-        limits: ClientLimits | None = None,
-        patience: float | None = 60.0,
         gone_patience: float = 10.0,
         most_moves: int = 3,
-        seeds: random.Random | None = None,
-        first_slot: int | None = None,
+        **options: Unpack[FleetOptions],
     ) -> None:
-        """``patience``: seconds that a request waits for an engine; None: no limit.
-        ``gone_patience``: seconds without a ready engine during which requests are still accepted.
-        ``most_moves``: how often a request may move to another engine. ``seeds``: seeds of requests that have
-        none. ``first_slot``: slot that is preferred first if costs are equal; None: random in each process.
+        """``gone_patience``: seconds without a ready engine during which requests are still accepted.
+        ``most_moves``: how often a request may move to another engine.
         """
-        self._limits = limits or ClientLimits()
-        self._seeds = seeds or random.Random()
-        self._patience, self._gone_patience, self._most_moves = patience, gone_patience, most_moves
-        self._admission = Admission(time.monotonic, queue)
+        self._limits = options.get("limits") or ClientLimits()
+        self._seeds = options.get("seeds") or random.Random()
+        self._patience = options.get("patience", 60.0)
+        self._gone_patience, self._most_moves = gone_patience, most_moves
+        self._admission = Admission(time.monotonic, options.get("queue", NO_LIMITS))
         self._info: EngineInfo | None = None
         self._ticker: asyncio.Task[None] | None = None
-        first_slot = random.randrange(1 << 16) if first_slot is None else first_slot
+        first_slot = options.get("first_slot", random.randrange(1 << 16))
         self.members = Members(self._limits, self._admission, self._status_changed, first_slot)
         self.assigner = make_assigner(self)
         self._requests: dict[str, FleetRequest] = {}
