@@ -5,12 +5,13 @@ A reader takes an object, a key and the object's path, and returns the value of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from chorale.errors import invalid
+from chorale.errors import RequestError, invalid
 
 Object = Mapping[str, Any]
 Reader = Callable[[Object, str, str], Any]
@@ -88,6 +89,16 @@ def read_arguments(given: Object, key: str, path: str) -> str:
     if isinstance(arguments, Mapping):
         return msgspec.json.encode(arguments).decode()
     return optional_string(given, key, path) or "{}"
+
+
+@contextmanager
+def within(place: Callable[[str], str]) -> Iterator[None]:
+    """Completes the fields that errors name: those of an object within the request. "": none was named."""
+    try:
+        yield
+    except RequestError as error:
+        error.param = place(error.param or "") or None
+        raise
 
 
 # --------------------------------------------------------------------------- readers made of others

@@ -14,7 +14,6 @@ from chorale.api import limits
 from chorale.api.fields import Metadata, StrictModel, parse
 from chorale.api.files.endpoint import needs_files
 from chorale.api.files.request import ExpiresAfter
-from chorale.api.http.auth import owner_of
 from chorale.api.http.responses import json_response, read_as
 from chorale.api.responses.pages import check_names, page_object, read_number
 from chorale.api.state import ServerState
@@ -55,7 +54,7 @@ async def create(state: ServerState, service: BatchService, request: Request) ->
     now = rows.now
     batch = StoredBatch(
         id=new_id("batch"),
-        owner=owner_of(request),
+        owner=request.state.owner,
         status="validating",
         created=now,
         expires=now + fields.seconds,
@@ -75,7 +74,7 @@ async def create(state: ServerState, service: BatchService, request: Request) ->
 
 @needs_files
 async def retrieve(state: ServerState, service: BatchService, request: Request) -> Response:
-    found = await state.store.batches.get(request.path_params["batch_id"], owner_of(request))
+    found = await state.store.batches.get(request.path_params["batch_id"], request.state.owner)
     return json_response(found.to_object())
 
 
@@ -85,12 +84,12 @@ async def list_batches(state: ServerState, service: BatchService, request: Reque
     query = request.query_params
     check_names(query, "after", "limit")
     page = Page(query.get("after"), read_number(query, "limit", 20), newest_first=True)
-    batches, has_more = await state.store.batches.page(owner_of(request), page)
+    batches, has_more = await state.store.batches.page(request.state.owner, page)
     return json_response(page_object([batch.to_object() for batch in batches], has_more))
 
 
 @needs_files
 async def cancel(state: ServerState, service: BatchService, request: Request) -> Response:
-    found = await state.store.batches.cancel(request.path_params["batch_id"], owner_of(request))
+    found = await state.store.batches.cancel(request.path_params["batch_id"], request.state.owner)
     service.wake()
     return json_response(found.to_object())

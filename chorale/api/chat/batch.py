@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -14,12 +16,12 @@ from chorale.api.chat.answer import Answer
 from chorale.api.chat.body import ended_chat
 from chorale.api.chat.prepare import prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
-from chorale.api.http.auth import owner_of
 from chorale.api.http.responses import large_response, read_as, until_disconnect
 from chorale.api.record import record_field, recorded
 from chorale.api.state import ServerState, select_model
 from chorale.api.usage import NO_METRICS, closing_fields
-from chorale.errors import RequestError, invalid, unsupported
+from chorale.errors import invalid, unsupported
+from chorale.requests.readers import within
 from chorale.tracing.context import name_response
 from chorale.turns.request import TurnRequest
 from chorale.turns.run import fold_together, run_turns
@@ -44,10 +46,8 @@ def parse_batch(data: Mapping[str, Any]) -> list[ChatRequest]:
         raise invalid("messages", f"must be a list of 1 to {limits.SIZES['prompts'].max} conversations")
     chats = []
     for position, messages in enumerate(conversations):
-        try:
+        with _placed(position):
             chats.append(parse_chat({**data, "messages": messages}))
-        except RequestError as error:
-            raise _placed(error, position) from None
     for name in _REFUSED:
         if getattr(chats[0], name):
             raise unsupported(name, "is not available in a batch")
@@ -56,11 +56,9 @@ def parse_batch(data: Mapping[str, Any]) -> list[ChatRequest]:
     return chats
 
 
-def _placed(error: RequestError, position: int) -> RequestError:
+def _placed(position: int) -> AbstractContextManager[None]:
     """Adds the conversation to the path of a message."""
-    if error.param is not None and error.param.startswith("messages"):
-        error.param = f"messages[{position}]{error.param.removeprefix('messages')}"
-    return error
+    return within(lambda param: re.sub("^messages", f"messages[{position}]", param))
 
 
 async def create_batch(state: ServerState, request: Request) -> Response:
@@ -69,10 +67,8 @@ async def create_batch(state: ServerState, request: Request) -> Response:
     turns = []
     for position, chat in enumerate(chats):
         chat.take_defaults(state.config)
-        try:
-            turns.append(recorded(await prepare(state, chat, owner_of(request)), chat.include_record))
-        except RequestError as error:
-            raise _placed(error, position) from None
+        with _placed(position):
+            turns.append(recorded(await prepare(state, chat, request.state.owner), chat.include_record))
     answer = Answer.of(state, chats[0])
     name_response(answer.id)
     body = await until_disconnect(request, _complete(state, turns, answer))

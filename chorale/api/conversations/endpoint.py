@@ -17,7 +17,6 @@ from starlette.responses import Response
 
 from chorale.api import limits
 from chorale.api.fields import Include, Metadata, StrictModel, parse
-from chorale.api.http.auth import owner_of
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.pdfs import read_pdfs
 from chorale.api.http.responses import json_response, read_as
@@ -56,39 +55,39 @@ def read_update(data: dict[str, Any]) -> UpdateConversation:
 
 async def create(state: ServerState, request: Request) -> Response:
     fields = await read_as(request, state.config, partial(parse, CreateConversation))
-    owner = owner_of(request)
+    owner = request.state.owner
     items = await _resolved(state, fields.items, owner)
     made = await state.store.conversations.create(owner, fields.metadata, items)
     return json_response(made.to_object())
 
 
 async def retrieve(state: ServerState, request: Request) -> Response:
-    found = await state.store.conversations.get(_id(request), owner_of(request))
+    found = await state.store.conversations.get(_id(request), request.state.owner)
     return json_response(found.to_object())
 
 
 async def update(state: ServerState, request: Request) -> Response:
     fields = await read_as(request, state.config, read_update)
-    changed = await state.store.conversations.update(_id(request), owner_of(request), fields.metadata)
+    changed = await state.store.conversations.update(_id(request), request.state.owner, fields.metadata)
     return json_response(changed.to_object())
 
 
 async def delete(state: ServerState, request: Request) -> Response:
     """Deletes the conversation and its items, but not the responses created in it."""
-    await state.store.conversations.delete(_id(request), owner_of(request))
+    await state.store.conversations.delete(_id(request), request.state.owner)
     return json_response({"id": _id(request), "object": "conversation.deleted", "deleted": True})
 
 
 async def list_items(state: ServerState, request: Request) -> Response:
     page = read_item_page(request.query_params)
-    items, has_more = await state.store.conversations.page(_id(request), owner_of(request), page)
+    items, has_more = await state.store.conversations.page(_id(request), request.state.owner, page)
     return json_response(page_object(_shown(state, request, items), has_more))
 
 
 async def add_items(state: ServerState, request: Request) -> Response:
     _check_query(request)
     fields = await read_as(request, state.config, partial(parse, CreateItems))
-    owner = owner_of(request)
+    owner = request.state.owner
     items = await _resolved(state, fields.items, owner)
     added = await state.store.conversations.append(_id(request), owner, items)
     return json_response(page_object(_shown(state, request, added), has_more=False))
@@ -97,14 +96,14 @@ async def add_items(state: ServerState, request: Request) -> Response:
 async def retrieve_item(state: ServerState, request: Request) -> Response:
     _check_query(request)
     item_id = request.path_params["item_id"]
-    found = await state.store.conversations.item(_id(request), owner_of(request), item_id)
+    found = await state.store.conversations.item(_id(request), request.state.owner, item_id)
     return json_response(_shown(state, request, [found])[0])
 
 
 async def delete_item(state: ServerState, request: Request) -> Response:
     """Deletes an item and returns the conversation."""
     item_id = request.path_params["item_id"]
-    left = await state.store.conversations.remove(_id(request), owner_of(request), item_id)
+    left = await state.store.conversations.remove(_id(request), request.state.owner, item_id)
     return json_response(left.to_object())
 
 

@@ -18,7 +18,6 @@ from starlette.responses import Response, StreamingResponse
 
 from chorale.api.files.form import Form, FormData, boundary_of
 from chorale.api.files.request import KNOWN_PURPOSES, PURPOSES, read_form
-from chorale.api.http.auth import owner_of
 from chorale.api.http.responses import json_response
 from chorale.api.responses.pages import page_object, read_page
 from chorale.api.state import Handler, ServerState
@@ -49,13 +48,13 @@ def needs_files(handler: Callable[[ServerState, BatchService, Request], Awaitabl
 @needs_files
 async def create(state: ServerState, service: BatchService, request: Request) -> Response:
     boundary = boundary_of(request.headers.get("content-type", ""))
-    owner = state.owner(owner_of(request))
+    owner = state.owner(request.state.owner)
     if not service.uploads.admits(owner, 1, MAX_UPLOADS):
         raise QueueFullError("too many files are being uploaded", retry_after=5)
     length = request.headers.get("content-length", "")
     declared = int(length) if length.isascii() and length.isdigit() else 0
     now = state.store.files.now
-    file = StoredFile(new_file_id(), owner_of(request), now, None, "", "", declared)
+    file = StoredFile(new_file_id(), request.state.owner, now, None, "", "", declared)
     room = await state.store.files.begin(file, state.leases.server_id, service.quota)
     most = min(room, service.quota.max_file_bytes)
     service.uploads.take(owner)
@@ -98,7 +97,7 @@ async def list_files(state: ServerState, service: BatchService, request: Request
     purpose = query.get("purpose")
     if purpose is not None and purpose not in (*PURPOSES, *KNOWN_PURPOSES):
         raise invalid("purpose", f"{purpose[:64]!r} is not a valid purpose of a file")
-    files, has_more = await state.store.files.page(owner_of(request), page, purpose)
+    files, has_more = await state.store.files.page(request.state.owner, page, purpose)
     return json_response(page_object([file.to_object() for file in files], has_more))
 
 
@@ -110,7 +109,7 @@ async def retrieve(state: ServerState, service: BatchService, request: Request) 
 @needs_files
 async def delete(state: ServerState, service: BatchService, request: Request) -> Response:
     file_id = request.path_params["file_id"]
-    await state.store.files.delete(file_id, owner_of(request))
+    await state.store.files.delete(file_id, request.state.owner)
     service.wake()  # the runner deletes the content
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
@@ -138,4 +137,4 @@ async def _with(first: bytes, pieces: AsyncGenerator[bytes]) -> AsyncGenerator[b
 
 
 async def _found(state: ServerState, request: Request) -> StoredFile:
-    return await state.store.files.get(request.path_params["file_id"], owner_of(request))
+    return await state.store.files.get(request.path_params["file_id"], request.state.owner)

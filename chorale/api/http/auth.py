@@ -135,13 +135,6 @@ def request_id(scope: Scope) -> str:
     return f"req_{uuid.uuid4().hex}"
 
 
-def owner_of(request: Request) -> bytes:
-    """Returns the digest of the caller's key, set by the authentication of the route."""
-    owner = request.state.owner
-    assert isinstance(owner, bytes)
-    return owner
-
-
 def cache_salt(owner: bytes, asked: str | None) -> str:
     """Combines the owner with the client's salt, so that API keys share no cached pages.
 

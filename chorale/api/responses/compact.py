@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from chorale.api import limits
 from chorale.api.fields import StrictModel, parse
-from chorale.api.http.auth import owner_of
 from chorale.api.http.offload import beside
 from chorale.api.http.pdfs import read_pdfs
 from chorale.api.http.responses import json_response, read_as, until_disconnect
@@ -54,7 +53,7 @@ async def compact(state: ServerState, request: Request) -> Response:
     state = select_model(state, fields.model)
     if not fields.input and fields.previous_response_id is None:
         raise RequestError("'input' is required", param="input", code="missing_required_parameter")
-    owner = owner_of(request)
+    owner = request.state.owner
     user_messages = await _user_messages(state, fields, owner)
     room = most_tokens(state.client.info)
     asked = ResponsesRequest(

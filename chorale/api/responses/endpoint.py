@@ -12,7 +12,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chorale.api.http.auth import owner_of
 from chorale.api.http.offload import is_heavy
 from chorale.api.http.responses import EventStream, json_response, large_response, read_as, until_disconnect
 from chorale.api.http.sse import DONE, Frame, framed
@@ -43,7 +42,7 @@ async def create(state: ServerState, request: Request) -> Response:
     dialect = dialect_of(request, state.config)
     fields, kept = await read_as(request, state.config, _parse_kept)
     state = select_model(state, fields.model)
-    run = await begin(state, fields, owner_of(request))
+    run = await begin(state, fields, request.state.owner)
     options = RenderOptions(dialect, fields.obfuscates)
     if fields.background:
         await _launch(state, run, kept)
@@ -63,7 +62,7 @@ async def count_tokens(state: ServerState, request: Request) -> Response:
     """Returns the number of prompt tokens for a body of ``create``."""
     fields = await read_as(request, state.config, parse_request)
     check_model(state, fields.model)
-    prompt = await build_prompt(state, fields, owner_of(request))
+    prompt = await build_prompt(state, fields, request.state.owner)
     await prompt.close()
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
@@ -99,7 +98,7 @@ async def retrieve(state: ServerState, request: Request) -> Response:
         body = (await _stored(state, request)).to_object()
         return await large_response(lambda: translate_body(body, dialect), heavy=is_heavy(body))
     options = RenderOptions(dialect, obfuscate, after)
-    return event_stream(follow(state, _id(request), owner_of(request), options), options)
+    return event_stream(follow(state, _id(request), request.state.owner, options), options)
 
 
 async def cancel(state: ServerState, request: Request) -> Response:
@@ -122,7 +121,7 @@ async def cancel(state: ServerState, request: Request) -> Response:
 async def delete(state: ServerState, request: Request) -> Response:
     """Deletes a response, and stops it if it is running."""
     response_id = _id(request)
-    if not await state.store.delete(response_id, owner_of(request)):
+    if not await state.store.delete(response_id, request.state.owner):
         raise not_found(response_id)
     job = state.background.find(response_id)
     if job is not None:
@@ -154,7 +153,7 @@ def _id(request: Request) -> str:
 
 async def _stored(state: ServerState, request: Request) -> StoredResponse:
     response_id = _id(request)
-    stored = await state.store.get(response_id, owner_of(request))
+    stored = await state.store.get(response_id, request.state.owner)
     if stored is None:
         raise not_found(response_id)
     return stored

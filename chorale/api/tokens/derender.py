@@ -7,8 +7,7 @@ A stream's chunk is read after all tokens before it, which the client sends with
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -42,6 +41,7 @@ from chorale.api.tokens.generated import (
 from chorale.api.usage import NO_METRICS, usage_object
 from chorale.engine.types import TokenChunk, TokenLogprobs
 from chorale.errors import RequestError, invalid, unsupported
+from chorale.requests.readers import within
 from chorale.turns.choice.choice import Choice
 from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.events import Usage
@@ -66,7 +66,7 @@ async def derender_completion(state: ServerState, request: Request) -> Response:
 def _chat(state: ServerState, asked: DerenderChatRequest) -> dict[str, Any]:
     name, given = _given(asked, "generate_response")
     prompt = given.prompt(asked.prompt_token_ids, asked.prompt_tokens)
-    with _within("chat_request"):
+    with within(lambda param: f"chat_request.{param}".rstrip(".")):
         chat = parse_chat(asked.chat_request)
         chat.take_defaults(state.config)
         chat.stream, chat.n = asked.stream, max(1, len(given.choices))
@@ -94,7 +94,7 @@ def _completion(state: ServerState, asked: DerenderCompletionRequest) -> dict[st
     counts = _each(asked.prompt_tokens, len(given), asked.stream, "prompt_tokens")
     known = _each(asked.prompt_token_ids, len(given), asked.stream, "prompt_token_ids")
     prompts = [each.prompt(known[place], counts[place]) for place, each in enumerate(given)]
-    with _within("completion_request"):
+    with within(lambda param: f"completion_request.{param}".rstrip(".")):
         completion = parse_completion(asked.completion_request)
         completion.take_defaults(state.config)
         if completion.echo and completion.logprobs is not None:
@@ -196,16 +196,6 @@ def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
             whole[key] = found + value
         elif value is not None:
             whole[key] = value
-
-
-@contextmanager
-def _within(path: str) -> Iterator[None]:
-    """Adds the path of an object to the parameters of errors in it."""
-    try:
-        yield
-    except RequestError as error:
-        error.param = path if error.param is None else f"{path}.{error.param}"
-        raise
 
 
 def _given(asked: DerenderChatRequest | DerenderCompletionRequest, name: str) -> tuple[str, Any]:

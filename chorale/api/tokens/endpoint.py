@@ -16,7 +16,7 @@ from chorale.api.chat.body import chat_body
 from chorale.api.chat.prepare import read_client_rules
 from chorale.api.chat.request import ChatRequest
 from chorale.api.fields import parse
-from chorale.api.http.auth import cache_salt, owner_of
+from chorale.api.http.auth import cache_salt
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
 from chorale.api.http.sse import DONE, last_error
@@ -31,6 +31,7 @@ from chorale.engine.types import FinishReason
 from chorale.errors import invalid
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import START
+from chorale.requests.readers import within
 from chorale.tracing.context import name_response
 from chorale.turns.request import TurnRequest, check_grammar, turn_request
 from chorale.turns.rules import TurnRules
@@ -42,7 +43,7 @@ _PREFIX = "generate-tokens-"  # vLLM's, of the ids in answers
 async def generate(state: ServerState, request: Request) -> Response:
     asked = await read_as(request, state.config, parse_generate)
     state = select_model(state, asked.model)
-    owner = owner_of(request)
+    owner = request.state.owner
     chat = asked.chat()
     turn = await prepare(state, asked, chat, owner)
     answer = TokenAnswer(state, asked, turn, f"{_PREFIX}{asked.request_id or secrets.token_hex(16)}")
@@ -59,7 +60,7 @@ async def generate(state: ServerState, request: Request) -> Response:
 async def abort(state: ServerState, request: Request) -> Response:
     """Aborts requests of the same API key by the ids of their answers. Unknown ids have no effect."""
     asked = await read_as(request, state.config, lambda data: parse(AbortRequest, data))
-    keys = {(owner_of(request), _PREFIX + name.removeprefix(_PREFIX)) for name in asked.request_ids}
+    keys = {(request.state.owner, _PREFIX + name.removeprefix(_PREFIX)) for name in asked.request_ids}
     for request_id in [request_id for request_id, key in state.lifecycle.generations.items() if key in keys]:
         state.client.abort(request_id)
     return Response(status_code=200)
@@ -75,7 +76,7 @@ async def prepare(state: ServerState, asked: GenerateRequest, chat: ChatRequest,
     sampling = asked.sampling_params
     heavy = is_heavy(asked.parse_context, sampling.structured_outputs)
     rules = await beside(lambda: _rules(asked, chat), heavy=heavy)
-    with placed():
+    with within(placed):
         turn = turn_request(
             sampling,
             state.client.info,
@@ -103,7 +104,7 @@ async def prepare(state: ServerState, asked: GenerateRequest, chat: ChatRequest,
 
 
 def _rules(asked: GenerateRequest, chat: ChatRequest) -> TurnRules:
-    with placed():
+    with within(placed):
         rules = read_client_rules(chat)
     if is_chat(asked):
         return rules

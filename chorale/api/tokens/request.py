@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -14,7 +13,8 @@ from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.field_docs import described
 from chorale.api.fields import LogprobTokenIds, Refusal, SamplerFields, StreamOptions, StrictModel, TokenId
 from chorale.api.http.body import parse_model
-from chorale.errors import RequestError, invalid
+from chorale.errors import invalid
+from chorale.requests.readers import within
 
 _TEXT_ONLY = Refusal("the model takes text only")
 HARMLESS: dict[str, str] = {
@@ -89,7 +89,7 @@ class GenerateRequest(StrictModel):
     def chat(self) -> ChatRequest:
         """Returns a chat with the constraints of this request. Raises ``RequestError``."""
         sampling = self.sampling_params
-        with placed():
+        with within(placed):
             return parse_chat(
                 {
                     "messages": [{"role": "user", "content": ""}],
@@ -111,18 +111,12 @@ class AbortRequest(StrictModel):
     ]
 
 
-@contextmanager
-def placed() -> Iterator[None]:
-    """Completes the paths of errors about ``sampling_params`` and ``parse_context``."""
-    try:
-        yield
-    except RequestError as error:
-        root = re.split(r"[.\[]", error.param or "")[0]
-        if root in TokenSampling.model_fields:
-            error.param = f"sampling_params.{error.param}"
-        elif root in _CONTEXT:
-            error.param = f"parse_context.{error.param}"
-        raise
+def placed(param: str) -> str:
+    """Completes the path of a field of ``sampling_params`` or ``parse_context``; see ``within``."""
+    root = re.split(r"[.\[]", param)[0]
+    if root in TokenSampling.model_fields:
+        return f"sampling_params.{param}"
+    return f"parse_context.{param}" if root in _CONTEXT else param
 
 
 def parse_generate(data: Mapping[str, Any]) -> GenerateRequest:
