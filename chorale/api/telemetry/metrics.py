@@ -39,7 +39,6 @@ from chorale.api.telemetry.metric_names import (
     is_http,
 )
 from chorale.client.base import EngineView
-from chorale.engine.histogram import Histogram
 from chorale.errors import QueueFullError
 
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ class Metrics(Collector):
             return
         target = self._share / f"metrics-{self.process}.msgpack"
         unfinished = target.with_suffix(".tmp")
-        unfinished.write_bytes(msgspec.msgpack.encode([_portable(engine.series) for engine in self.engines]))
+        unfinished.write_bytes(msgspec.msgpack.encode([engine.series for engine in self.engines]))
         unfinished.replace(target)
 
     def _others(self) -> Iterator[list[Series]]:
@@ -199,7 +198,7 @@ class Metrics(Collector):
         for path in sorted(self._share.glob("metrics-*.msgpack")):
             if path.name != f"metrics-{self.process}.msgpack":
                 with contextlib.suppress(OSError, msgspec.MsgspecError):
-                    yield _from_portable(path.read_bytes())
+                    yield msgspec.msgpack.decode(path.read_bytes(), type=list[Series])
 
     def collect(self) -> Iterator[Any]:
         for family in (*self.collect_engines(), *self.collect_requests()):
@@ -267,25 +266,3 @@ class Metrics(Collector):
                 named = [sample._replace(labels=label) for sample in family.samples]
                 found.samples = named if found is family else found.samples + named
         yield from merged.values()
-
-
-_Counts = dict[str, list[tuple[Labels, float]]]
-_Histograms = dict[str, list[tuple[Labels, Histogram]]]
-
-
-def _portable(series: Series) -> Any:
-    """Converts tuple keys, which msgpack does not support, to lists of pairs."""
-    return (
-        {name: list(found.items()) for name, found in series.counters.items()},
-        {name: list(found.items()) for name, found in series.histograms.items()},
-    )
-
-
-def _from_portable(data: bytes) -> list[Series]:
-    return [
-        Series(
-            {name: dict(found) for name, found in counters.items()},
-            {name: dict(found) for name, found in histograms.items()},
-        )
-        for counters, histograms in msgspec.msgpack.decode(data, type=list[tuple[_Counts, _Histograms]])
-    ]

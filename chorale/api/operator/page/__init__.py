@@ -10,8 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 from functools import cache, partial
-from importlib.resources import files
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +22,7 @@ from chorale.api.state import ServerState
 from chorale.errors import NotFoundError
 from chorale.tools.options import BUILT_IN_SAMPLE, COMPILING
 
+_STATIC = Path(__file__).parent / "static"
 EXAMPLES = ("What can you do?", "Write a haiku about the sea.", "Explain how a rainbow forms.")
 # Prompts that the demo model answers correctly without tools; tests/acceptance/e2e/test_demo.py checks each.
 DEMO_EXAMPLES = (
@@ -141,16 +141,8 @@ def version() -> str:
 @cache
 def _names() -> frozenset[str]:
     """Returns the paths of the files that may be served."""
-    found, folders = set(), [""]
-    while folders:
-        folder = folders.pop()
-        for entry in files(__package__).joinpath("static", folder).iterdir():
-            name = folder + entry.name
-            if entry.is_dir():
-                folders.append(name + "/")
-            elif PurePosixPath(name).suffix in _TYPES:
-                found.add(name)
-    return frozenset(found)
+    paths = (path for path in _STATIC.rglob("*") if path.suffix in _TYPES)
+    return frozenset(path.relative_to(_STATIC).as_posix() for path in paths)
 
 
 @cache
@@ -162,4 +154,4 @@ def load(name: str) -> tuple[bytes, bytes | None]:
 
 @cache
 def _read(name: str) -> bytes:
-    return files(__package__).joinpath("static", name).read_bytes()
+    return (_STATIC / name).read_bytes()
