@@ -38,8 +38,9 @@ def two() -> Iterator[LLM]:
     """Real processes with a fake device, which start and restart in a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(many_engines, "EngineMonitor", fake_engines)
-        with LLM(FAKE, data_parallel_size=2, seed=5) as made:
-            yield made
+        made = LLM(FAKE, data_parallel_size=2, seed=5)
+    with made:
+        yield made
 
 
 def engine(llm: LLM) -> ManyEngines:
