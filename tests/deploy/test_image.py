@@ -258,7 +258,6 @@ def modal_app(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_modal_serves_what_the_client_of_the_guide_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/acceptance/claims/test_modal_client.py is the client."""
     app = modal_app(monkeypatch)
     program, command, *arguments = app["command"]()
     assert (program, command) == ("chorale", "serve")

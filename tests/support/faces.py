@@ -103,9 +103,8 @@ def _chat(history: Any, instructions: Any, functions: Any, choice: Any, limit: A
         elif isinstance(entry, Call):
             function = {"name": entry.name, "arguments": entry.arguments}
             made = {"id": f"c{number}", "type": "function", "function": function}
-            messages.append(
-                {"role": "assistant", "content": None, "reasoning": entry.thought, "tool_calls": [made]}
-            )
+            said = {"content": None, "reasoning_content": entry.thought, "tool_calls": [made]}
+            messages.append({"role": "assistant", **said})
             messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": entry.result})
         else:
             messages.append({"role": "assistant", "content": entry[1], "reasoning_content": entry[2]})

@@ -65,19 +65,6 @@ async def test_answers_have_the_configured_reasoning_fields(stream: bool, shown:
         assert found == {name: "Think." if shown in ("both", name) else "" for name in FIELDS}
 
 
-@pytest.mark.parametrize("name", FIELDS)
-async def test_messages_may_use_either_reasoning_field(name: str) -> None:
-    async with served(playing(ANSWER)) as server:
-        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-        messages = [
-            {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": None, name: "My thought.", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "c", "content": "x"},
-        ]
-        assert (await send(server, "chat", {"messages": messages})).status_code == 200
-        assert server.prompt().count("<|channel|>analysis<|message|>My thought.<|end|>") == 1
-
-
 async def test_the_stream_of_a_failed_response_ends_for_each_reader() -> None:
     """``tests/api/responses/background`` tests the ends of other responses."""
     client = playing(FINAL + "some text", delay=0.002, error=EngineDeadError("gone"))

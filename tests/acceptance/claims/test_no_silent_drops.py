@@ -26,15 +26,12 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("face", "part", "word"), CASES, ids=lambda value: str(value)[:24])
-@pytest.mark.parametrize("stream", [False, True])
-async def test_the_unsupported_part_is_named(
-    face: str, part: dict[str, Any], word: str, stream: bool
-) -> None:
+async def test_the_unsupported_part_is_named(face: str, part: dict[str, Any], word: str) -> None:
     text = {"type": "input_text" if face == "responses" else "text", "text": "look:"}
     said = [{"role": "user", "content": "hi"}, {"role": "user", "content": [text, part]}]
 
     async with served(playing(FINAL + "ok<|return|>")) as server:
-        body: dict[str, Any] = {"model": "demo", "stream": stream}
+        body: dict[str, Any] = {"model": "demo"}
         body |= {"input": said} if face == "responses" else {"messages": said}
         if face == "messages":
             body["max_tokens"] = 9

@@ -27,12 +27,7 @@ TURNS: dict[str, tuple[str, tuple[str, str, list[tuple[str, str]]]]] = {
     "a thought and a call": (THOUGHT + MADE, ("", "Think.", CALL)),
     "a call in analysis": (call("get_weather", "{}", "analysis") + "<|call|>", ("", "", CALL)),
     "a call in final": (call("get_weather", "{}", "final") + "<|call|>", ("", "", CALL)),
-    "no start before a text": (ANALYSIS + "Think.<|end|>" + FINAL + "Hi.<|return|>", ("Hi.", "Think.", [])),
     "no start before a call": (ANALYSIS + "Think.<|end|>" + MADE, ("", "Think.", CALL)),
-    "no channel before a call": (
-        ANALYSIS + "Think.<|end|>commentary to=functions.get_weather<|message|>{}<|call|>",
-        ("", "Think.", CALL),
-    ),
     "a preamble and a call": (PREAMBLE + "I will look." + NEXT + MADE, ("I will look.", "", CALL)),
     "a preamble and a text": (
         PREAMBLE + "I will look." + NEXT + FINAL + "Done.<|return|>",
@@ -80,14 +75,10 @@ def body_of(outcome: Outcome, stream: bool) -> dict[str, Any]:
 
 BODY = '<|message|>{"city":"Paris"}<|call|>'
 MALFORMED_CALLS = {
-    "two recipients": "<|channel|>commentary to=functions.get_weather to=functions.get_weather",
-    "junk before": "<|channel|>commentary wants the weather to=functions.get_weather",
-    "two channels": "<|channel|>commentary to=functions.get_weather<|channel|>commentary json",
-    "recipient then channel twice": " to=functions.get_weather<|channel|>analysis<|channel|>commentary",
     "another name first": "<|channel|>commentary to=nobody to=functions.get_weather <|constrain|>json",
+    "two channels": "<|channel|>commentary to=functions.get_weather<|channel|>commentary json",
 }
 MALFORMED_TEXTS = {
-    "type as recipient": "<|channel|>final <|constrain|>json<|message|>{}<|return|>",
     "unknown channel": "<|channel|>comment<|message|>x" + NEXT + FINAL + "{}<|return|>",
     "words in the header": "<|channel|>final and so on<|message|>{}<|return|>",
 }
@@ -116,10 +107,7 @@ async def test_a_text_with_a_malformed_header_arrives(face: str, stream: bool, h
 
 
 SPELLED_NAMES = [
-    "get_weather<|channel|>commentary",
     "get_weather<|constrain|>json",
-    "get_weathercommentary",
-    "get_weatherjson",
     "get-weather",
     "Get_Weather",
     "weather.get_weather",

@@ -9,7 +9,6 @@ import pytest
 from tests.support.faces import WEATHER, ask, request_body, send
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, in_rounds
 from tests.support.server import served
-from tests.support.sse import frames
 
 # Forms that models write and no renderer does: spaces in the JSON, headers in an unusual order.
 WRITTEN = {
@@ -75,21 +74,3 @@ async def test_items_are_accepted_in_every_dumped_form(form: str, store: bool) -
         prompt = server.prompt()
         for part in ("analysis<|message|>T.<|end|>", "commentary<|message|>Wait.<|end|>", "21<|end|>"):
             assert prompt.count(part) == 1
-
-
-async def test_ids_are_the_same_in_the_stream_the_store_and_the_next_turn() -> None:
-    async with served(in_rounds(CALL, FINAL + "21 degrees.<|return|>")) as server:
-        body = request_body("responses", True, functions=[WEATHER])
-        events = frames(await send(server, "responses", body))
-        added = [e["item"] for e in events if e["type"] == "response.output_item.added"]
-        done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
-        final = events[-1]["response"]
-        kept = (await server.http.get(f"/v1/responses/{final['id']}")).json()
-        for items in (done, final["output"], kept["output"]):
-            assert [item["id"] for item in items] == [item["id"] for item in added]
-            assert items[-1]["call_id"] == added[-1]["call_id"]
-        assert {event["response"]["id"] for event in events if "response" in event} == {final["id"]}
-        output = {"type": "function_call_output", "call_id": added[-1]["call_id"], "output": "21"}
-        body = {"model": "demo", "previous_response_id": final["id"], "input": [output]}
-        answer = (await send(server, "responses", body)).json()
-        assert answer["output"][-1]["content"][0]["text"] == "21 degrees."
