@@ -18,8 +18,6 @@ def test_flags_become_one_config() -> None:
     assert tools("--tool-server", "demo").servers == ("demo",)
     assert tools("--tool-server", "a:1,b:2", "c:3").servers == ("a:1", "b:2", "c:3")
     assert tools("--python-tool", "bubblewrap", "--python-tool-memory", "512MiB").python_memory_bytes == 2**29
-    assert tools("--browser-tool-url", "http://127.0.0.1:8080/search").browser == "searxng"
-    assert tools("--browser-tool-pages", "/x").browser == "offline"
     assert tools("--no-mcp-requests").mcp_requests is False
 
 

@@ -5,23 +5,18 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig
 from chorale.config.options.flags import FLAGS
 from chorale.config.options.settings import merge
-from chorale.config.options.values import MOST, NUMBERS, Flag, Kind
+from chorale.config.options.values import MOST, NUMBERS, Flag
 from chorale.errors import ConfigError
 from chorale.llm.configure import engine_config
 from tests.api.field_reads import is_read
 
 NUMERIC = [flag for flag in FLAGS.values() if flag.kind in NUMBERS and flag.target is not None]
-
-
-def test_every_flag_is_of_a_known_kind() -> None:
-    assert [flag.name for flag in FLAGS.values() if flag.kind not in get_args(Kind)] == []
 
 
 @pytest.mark.parametrize("flag", NUMERIC, ids=lambda flag: flag.name)
@@ -87,7 +82,6 @@ def graphs(line: str) -> tuple[bool, bool]:
     ("line", "expected", "num_notices"),
     [
         ("", (True, True), 0),
-        ("-cc.cudagraph_mode NONE", (False, False), 0),
         ("-cc.cudagraph_mode=none", (False, False), 0),
         ("-cc.cudagraph_mode 0", (False, False), 0),
         ('--compilation-config \'{"cudagraph_mode": "NONE"}\'', (False, False), 0),
@@ -96,8 +90,6 @@ def graphs(line: str) -> tuple[bool, bool]:
         ("-cc.cudagraph_mode FULL", (True, True), 1),
         ("-cc.cudagraph_mode 1", (True, True), 1),
         ("-O0", (False, False), 1),
-        ("-O1", (True, True), 1),
-        ("-O 3", (True, True), 1),
         ("-O0 -cc.cudagraph_mode FULL_DECODE_ONLY", (True, False), 1),
         ("-O0 --no-enforce-eager", (True, True), 1),
         ("-O2 --enforce-eager", (False, False), 1),
