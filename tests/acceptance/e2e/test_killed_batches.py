@@ -21,6 +21,7 @@ import httpx2
 import pytest
 
 from tests.acceptance.e2e.test_killed_servers import client, started
+from tests.serve.test_supervisor import Supervised
 from tests.support.ports import free_port
 from tests.support.processes import children
 
@@ -98,18 +99,18 @@ def killed(folder: Path, number: int, num_kills: int, seed: int = 7) -> tuple[fl
     # Each kill comes at a random moment within its share of the lines; the last share has no kill.
     marks = [int((kill + rng.random()) * number / (num_kills + 1)) for kill in range(num_kills)]
 
-    async def until_kill(mark: int, of_engine: bool, pid: int) -> None:
+    async def until_kill(mark: int, of_engine: bool, server: Supervised) -> None:
         nonlocal batch_id, num_met
-        async with client(port) as http:
+        async with client(server) as http:
             batch_id = batch_id or await upload(http, lines(number))
             batch = await progressed(http, batch_id, mark)
             await asyncio.sleep(rng.uniform(0, 0.05))
             num_met += batch["status"] == "in_progress"
             if of_engine:
-                os.kill(rng.choice(sorted(children(pid))), signal.SIGKILL)
+                os.kill(rng.choice(sorted(children(server.process.pid))), signal.SIGKILL)
 
-    async def finish() -> None:
-        async with client(port) as http:
+    async def finish(server: Supervised) -> None:
+        async with client(server) as http:
             batch = await progressed(http, batch_id, number + 1)
             check(
                 number,
@@ -121,14 +122,14 @@ def killed(folder: Path, number: int, num_kills: int, seed: int = 7) -> tuple[fl
             assert len(listed) == 3  # no files of earlier attempts are left
 
     while marks:
-        with started(store, port) as process:
+        with started(store, port) as server:
             while marks:
                 of_engine = rng.random() < 0.3
-                asyncio.run(until_kill(marks.pop(0), of_engine, process.pid))
+                asyncio.run(until_kill(marks.pop(0), of_engine, server))
                 if not of_engine:
                     break
-    with started(store, port):
-        asyncio.run(finish())
+    with started(store, port) as server:
+        asyncio.run(finish(server))
     return time.monotonic() - began, num_met
 
 

@@ -16,11 +16,10 @@ import os
 import random
 import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,9 @@ import pytest
 
 from chorale.jobs.background import STOPPED
 from chorale.store.protocol import RESTARTED
+from tests.serve.test_supervisor import Supervised, serve
 from tests.support.ports import free_port
-from tests.support.processes import children
 
-SCRIPT = "tests.support.serve.serve_fake"
 FINAL = ("completed", "incomplete", "failed", "cancelled")
 ASK = {"input": "go on", "ignore_eos": True}
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -61,41 +59,17 @@ class History:
 
 
 @contextlib.contextmanager
-def started(store: str, port: int, **server: Any) -> Iterator[subprocess.Popen[str]]:
+def started(store: str, port: int, **server: Any) -> Iterator[Supervised]:
     """Runs a server on ``port``; kills it and its child processes when the block ends."""
-    given = {
-        "behaviour": {"step_seconds": 0.004},
-        "server": {"port": port, "response_store": store, **server},
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", SCRIPT, json.dumps(given)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            if '"ready"' in line:
-                break
-        assert process.poll() is None
-        yield process
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+    options = {"port": port, "response_store": store, **server}
+    with serve(behaviour={"step_seconds": 0.004}, server=options) as running:
+        yield running
+        running.process.kill()
 
 
-@contextlib.asynccontextmanager
-async def client(port: int) -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
-        async with asyncio.timeout(20):
-            while True:
-                with contextlib.suppress(httpx2.TransportError):
-                    if (await http.get("/health")).status_code == 200:
-                        break
-                await asyncio.sleep(0.01)
-        yield http
+def client(server: Supervised) -> httpx2.AsyncClient:
+    server.until_ready()
+    return httpx2.AsyncClient(base_url=server.url, timeout=20)
 
 
 # --------------------------------------------------------------------------- the clients
@@ -249,8 +223,8 @@ async def kill_again_and_again(folder: Path, num_kills: int, store: str | None =
     place = store or str(folder / "responses.sqlite3")
     recent: set[str] = set()
     for _ in range(num_kills):
-        with started(place, port) as process:
-            async with client(port) as http:
+        with started(place, port) as server:
+            async with client(server) as http:
                 await check(http, seen, recent)
                 before = set(seen.begun)
                 users = [
@@ -258,11 +232,11 @@ async def kill_again_and_again(folder: Path, num_kills: int, store: str | None =
                     for use in (stored, stored, background, background, streamed, streamed, conversing)
                 ]
                 await asyncio.sleep(rng.uniform(0.2, 1.0))
-                process.send_signal(signal.SIGKILL)
+                server.process.kill()
                 await asyncio.gather(*users)
                 recent = seen.begun - before
-    with started(place, port):
-        async with client(port) as http:
+    with started(place, port) as server:
+        async with client(server) as http:
             await check(http, seen, recent)
             for response_id, body in seen.final.items():
                 assert (await http.get(f"/v1/responses/{response_id}")).json() == body
@@ -303,10 +277,10 @@ def test_nothing_acknowledged_is_lost_on_postgresql(tmp_path: Path) -> None:
 @pytest.mark.timeout(200)
 def test_one_of_two_http_processes_is_killed(tmp_path: Path) -> None:
     """The other process starts its responses again, and continues its own."""
-    port, store = free_port(), str(tmp_path / "r.sqlite3")
+    store = str(tmp_path / "r.sqlite3")
 
-    async def scenario(supervisor: int) -> None:
-        async with client(port) as http:
+    async def scenario(server: Supervised) -> None:
+        async with client(server) as http:
             made = []
             while len(owners(store)) < 2:  # the kernel chooses which process a connection goes to
                 async with httpx2.AsyncClient(base_url=http.base_url, timeout=20) as one:
@@ -315,19 +289,19 @@ def test_one_of_two_http_processes_is_killed(tmp_path: Path) -> None:
                     )
                     assert answer.status_code == 200, "all of them went to one process"
                     made.append(answer.json()["id"])
-            workers = sorted(children(supervisor, "api_process"))
+            workers = server.workers()
             assert len(workers) == 2
             os.kill(workers[0], signal.SIGKILL)
         ends: Counter[str] = Counter()
         async with httpx2.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=20, transport=httpx2.AsyncHTTPTransport(retries=5)
+            base_url=server.url, timeout=20, transport=httpx2.AsyncHTTPTransport(retries=5)
         ) as http:
             for response_id in made:
                 ends[(await until_final(http, response_id, 120))["status"]] += 1
         assert set(ends) == {"incomplete"}, ends
 
-    with started(store, port, api_server_count=2) as process:
-        asyncio.run(scenario(process.pid))
+    with started(store, free_port(), api_server_count=2) as server:
+        asyncio.run(scenario(server))
 
 
 def num_resumed(folder: Path) -> int:
