@@ -37,6 +37,7 @@ from tests.support.faces import FACES, WEATHER, Call, request_body
 from tests.support.scripted_tools import ScriptedService
 from tests.support.server import make_state
 from tests.support.wire.recorder import Recorder
+from tests.support.wire.responses_scenarios import ITEMS
 from tests.support.wire.scenarios import ALL, errors
 from tests.support.wire.server import served
 
@@ -81,19 +82,7 @@ _SAMPLING = {
     "stop_token_ids": [5], "min_tokens": 1, "n": 2,
 }  # fmt: skip
 _HISTORY = ("hi", Call(thought="T."), ("assistant", "Wait.", "T."), "and?")
-_ITEMS: list[dict[str, Any]] = [
-    {"type": "message", "role": "system", "content": "rules"},
-    {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-    {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "a"}]},
-    {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": "{}"},
-    {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "1"}]},
-    {"role": "assistant", "content": [{"type": "output_text", "text": "x"}], "phase": None},
-    {"type": "web_search_call", "id": "ws_a", "action": {"type": "search", "query": "cats"}, "results": []},
-    {"type": "code_interpreter_call", "code": "1+1", "outputs": [{"type": "logs", "logs": "2"}]},
-    {"type": "mcp_list_tools", "server_label": "s", "tools": []},
-    {"type": "mcp_call", "server_label": "s", "name": "t", "arguments": "{}", "output": "fine"},
-    {"role": "user", "content": "more"},
-]
+_ITEMS = list(ITEMS[:20])  # as many as a conversation takes at once
 _TOOLS: list[dict[str, Any]] = [
     {"type": "web_search", "filters": {"allowed_domains": ["a.b"]}, "search_context_size": "low"},
     {"type": "code_interpreter", "container": {"type": "auto", "memory_limit": "1g"}},
