@@ -14,7 +14,7 @@ from chorale.harmony.vocab import load_vocabulary
 from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.faces import WAYS, WEATHER, Outcome, ask, metric
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, in_rounds, playing
-from tests.support.server import Server, served, with_server
+from tests.support.server import served
 
 MADE = call("get_weather", "{}") + "<|call|>"
 THOUGHT = ANALYSIS + "Think." + NEXT
@@ -123,15 +123,13 @@ def spelling(before: str, text: str, after: str) -> ScriptedClient:
 
 @pytest.mark.parametrize("name", SPELLED_NAMES)
 @pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_a_misspelt_tool_name_is_corrected(face: str, stream: bool, name: str) -> None:
-    async def main(server: Server) -> None:
+async def test_a_misspelt_tool_name_is_corrected(face: str, stream: bool, name: str) -> None:
+    after = '<|message|>{"city":"<b>"}<|call|>'
+    async with served(spelling("<|channel|>", f"commentary to=functions.{name}", after)) as server:
         outcome = await ask(server, face, stream, functions=[WEATHER])
         [(called, arguments)] = outcome.calls
         assert called == "get_weather"
         assert "<|" not in arguments + outcome.text + outcome.reasoning
-
-    after = '<|message|>{"city":"<b>"}<|call|>'
-    with_server(spelling("<|channel|>", f"commentary to=functions.{name}", after), main)
 
 
 @pytest.mark.parametrize(("face", "stream"), WAYS)

@@ -11,7 +11,7 @@ import chorale.requests.prompt as prompt_module
 from chorale.harmony.vocab import NUM_RANKS
 from tests.support.faces import FACES, WEATHER, Call, ask, send
 from tests.support.scripted import FINAL, call, playing
-from tests.support.server import Server, served, with_server
+from tests.support.server import served
 
 DONE = FINAL + "ok<|return|>"
 TEXTS = ["First rule.", "Second rule.", "Third rule.", "Question?", "Late rule.", "Again?"]
@@ -68,28 +68,26 @@ async def test_text_in_a_request_adds_no_special_tokens_to_the_prompt(face: str)
         assert EVIL in server.prompt()
 
 
-def on_day(monkeypatch: pytest.MonkeyPatch, day: str, face: str, pin: str | None) -> list[int]:
+async def on_day(monkeypatch: pytest.MonkeyPatch, day: str, face: str, pin: str | None) -> list[int]:
     class Day(datetime.date):
         @classmethod
         def today(cls) -> datetime.date:
             return datetime.date.fromisoformat(day)
 
     monkeypatch.setattr(prompt_module.datetime, "date", Day)
-
-    async def main(server: Server) -> list[int]:
+    async with served(playing(DONE), system_start_date=pin) as server:
         await ask(server, face)
         return server.prompt_ids()
 
-    ids: list[int] = with_server(playing(FINAL + "ok<|return|>"), main, system_start_date=pin)
-    return ids
-
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_pinned_date_gives_the_same_prompt_on_two_days(monkeypatch: pytest.MonkeyPatch, face: str) -> None:
+async def test_a_pinned_date_gives_the_same_prompt_on_two_days(
+    monkeypatch: pytest.MonkeyPatch, face: str
+) -> None:
     days = ("2026-03-01", "2026-03-02")
-    pinned = [on_day(monkeypatch, day, face, "2025-06-28") for day in days]
+    pinned = [await on_day(monkeypatch, day, face, "2025-06-28") for day in days]
     assert pinned[0] == pinned[1]
-    free = [on_day(monkeypatch, day, face, None) for day in days]
+    free = [await on_day(monkeypatch, day, face, None) for day in days]
     assert free[0] != free[1]
 
 

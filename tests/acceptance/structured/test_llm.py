@@ -27,8 +27,9 @@ def params(seed: int = 1, **wanted: object) -> SamplingParams:
 
 
 def test_generate(llm: LLM) -> None:
+    constraint = StructuredOutputsParams(choice=["yes", "no"])
     wanted = [
-        params(choice=["yes", "no"]),
+        SamplingParams(structured_outputs=constraint, seed=1, logit_bias=LOGIT_BIAS, max_tokens=900),
         params(regex="[ab]{3}"),
         params(json=SCHEMAS["any_of"]),
         params(json=json.dumps(SCHEMAS["enum"])),
@@ -41,20 +42,6 @@ def test_generate(llm: LLM) -> None:
     assert valid(json.loads(texts[2]), SCHEMAS["any_of"])
     assert valid(json.loads(texts[3]), SCHEMAS["enum"])
     assert isinstance(json.loads(texts[4]), dict)
-
-
-def test_chat(llm: LLM) -> None:
-    own = SamplingParams(
-        structured_outputs=StructuredOutputsParams(json=SCHEMAS["string"]),
-        seed=5,
-        n=3,
-        logit_bias=LOGIT_BIAS,
-        max_tokens=300,
-    )
-    (output,) = llm.chat([{"role": "user", "content": "hi"}], own)
-    for choice in output.outputs:
-        assert choice.finish_reason == "stop"
-        assert valid(json.loads(choice.text), SCHEMAS["string"])
 
 
 def tool(**schema: object) -> dict[str, object]:

@@ -81,7 +81,7 @@ def test_a_thousand_answers_are_valid(client: LocalClient) -> None:
     run(client, main, seconds=1200)
 
 
-def test_a_tool_may_be_called_before_the_answer(client: LocalClient) -> None:
+async def test_a_tool_may_be_called_before_the_answer(client: LocalClient) -> None:
     """With tools the turn is a call or a valid answer; both occur over the seeds."""
 
     async def one(server: Server, seed: int) -> str:
@@ -94,11 +94,9 @@ def test_a_tool_may_be_called_before_the_answer(client: LocalClient) -> None:
             assert valid(json.loads(answer.text), SCHEMAS["enum"])
         return answer.finish
 
-    async def main(server: Server) -> None:
+    async with answering(client) as server:
         found = await asyncio.gather(*(one(server, seed) for seed in range(8)))
-        assert set(found) == {"stop", "tool_calls"}
-
-    run(client, main)
+    assert set(found) == {"stop", "tool_calls"}
 
 
 ASKED: list[tuple[dict[str, Any], Callable[[str], bool]]] = [

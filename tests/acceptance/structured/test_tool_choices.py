@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.support.faces import FACES, WAYS, Outcome, ask
 from tests.support.grammar.schema_cases import BIAS, obj, valid
-from tests.support.grammar.structured import answering, run
+from tests.support.grammar.structured import answering
 from tests.support.local_client import LocalClient
 from tests.support.scripted import FINAL, playing
-from tests.support.server import VOCAB, Server, served
+from tests.support.server import VOCAB, served
 
 SCHEMAS = {
     "get": obj(city={"type": "string", "maxLength": 8}, n={"type": "integer", "minimum": 0, "maximum": 9}),
@@ -76,54 +76,39 @@ LURES = {
 } | {str(token): 9.0 for token in VOCAB.encode_with_special(' to=functions.get<|channel|>commentary{"}')}
 
 
-def sixteen(
-    client: LocalClient, one: Callable[[Server, int], Awaitable[Outcome]], **options: Any
-) -> list[Outcome]:
+async def sixteen(client: LocalClient, face: str, asked: dict[str, Any], **options: Any) -> list[Outcome]:
     """Returns the answers for sixteen seeds. ``options``: fields of ``ServerConfig``."""
-
-    async def main(server: Server) -> Any:
-        return await asyncio.gather(*(one(server, seed) for seed in range(16)))
-
-    found: list[Outcome] = run(client, main, **options)
-    return found
+    async with answering(client, **options) as server:
+        return await asyncio.gather(*(ask(server, face, seed=seed, **asked) for seed in range(16)))
 
 
-def test_strict_functions_bind_when_they_are_called(client: LocalClient) -> None:
+async def test_strict_functions_bind_when_they_are_called(client: LocalClient) -> None:
     tools = [{**function, "strict": function["name"] != "ping"} for function in FUNCTIONS]
-
-    async def one(server: Server, seed: int) -> Outcome:
-        fields = {"seed": seed, "logit_bias": LURES | BIAS, "max_tokens": 400}
-        return await ask(server, "responses", functions=tools, **fields)
-
-    called = [call for found in sixteen(client, one) if found.finish != "length" for call in found.calls]
+    asked = {"functions": tools, "logit_bias": LURES | BIAS, "max_tokens": 400}
+    answers = await sixteen(client, "responses", asked)
+    called = [call for found in answers if found.finish != "length" for call in found.calls]
     bound = [call for call in called if call[0] != "ping"]
     assert len(bound) >= 2
     for name, arguments in bound:
         check_call(name, arguments, set(SCHEMAS))
 
 
-def test_allowed_tools_with_mode_auto_close_the_others(client: LocalClient) -> None:
-    async def one(server: Server, seed: int) -> Outcome:
-        fields = {"seed": seed, "logit_bias": LURES, "max_tokens": 120}
-        choice = allowing("responses", "auto", "ping")
-        return await ask(server, "responses", functions=FUNCTIONS, **choice, **fields)
-
-    assert {name for found in sixteen(client, one) for name, _ in found.calls} == {"ping"}
+async def test_allowed_tools_with_mode_auto_close_the_others(client: LocalClient) -> None:
+    choice = allowing("responses", "auto", "ping")
+    asked = {"functions": FUNCTIONS, "logit_bias": LURES, "max_tokens": 120, **choice}
+    answers = await sixteen(client, "responses", asked)
+    assert {name for found in answers for name, _ in found.calls} == {"ping"}
 
 
 @pytest.mark.parametrize(("face", "level"), [("chat", "function"), ("messages", "parameter")])
-def test_the_level_of_the_operator_binds_all_calls(client: LocalClient, face: str, level: str) -> None:
+async def test_the_level_of_the_operator_binds_all_calls(client: LocalClient, face: str, level: str) -> None:
     """``strict`` is not in the request. At the level "function" the arguments are any text.
 
     That every API sends the grammar is proved below.
     """
-
-    async def one(server: Server, seed: int) -> Outcome:
-        fields = {"seed": seed, "logit_bias": LURES | BIAS, "max_tokens": 200}
-        return await ask(server, face, functions=FUNCTIONS, **fields)
-
-    found = sixteen(client, one, tool_strict_level=level)
-    called = [call for each in found if each.finish != "length" for call in each.calls]
+    asked = {"functions": FUNCTIONS, "logit_bias": LURES | BIAS, "max_tokens": 200}
+    answers = await sixteen(client, face, asked, tool_strict_level=level)
+    called = [call for found in answers if found.finish != "length" for call in found.calls]
     assert len(called) >= 2
     for name, arguments in called:
         assert name in SCHEMAS
