@@ -6,7 +6,6 @@ Answers have to be right without options, too; neither drafts nor tools that are
 from __future__ import annotations
 
 import json
-import urllib.request
 from functools import partial
 from typing import Any
 
@@ -124,24 +123,8 @@ def test_a_schema_is_filled_from_the_sentence(client: openai.OpenAI) -> None:
     assert response.output_parsed == expected
 
 
-def test_it_says_what_it_is_and_what_it_cannot_do(client: openai.OpenAI) -> None:
-    def ask(question: str) -> str:
-        done = client.chat.completions.create(model=MODEL, messages=user(question), temperature=0)
-        return str(done.choices[0].message.content)
-
-    identity, unknown, real, poem = at_once(
-        lambda: ask("Who are you?"),
-        lambda: ask("What is the capital of France?"),
-        lambda: ask("How do I run the real model?"),
-        lambda: ask("Write a poem about trees."),
-    )
-    assert identity.startswith("I am a small demo model")
-    assert unknown.startswith("I cannot answer that")
-    assert "chorale serve openai/gpt-oss-20b" in real
-    assert "real model" in poem
-
-
-SUGGESTED = {
+# Question -> what its answer contains. The page suggests the first ones.
+QUESTIONS = {
     "What can you do?": "JSON",
     "What is 2 + 3 * 4?": "= 14",
     "Sort these numbers: 31, 4, 15": "4, 15, 31",
@@ -149,33 +132,35 @@ SUGGESTED = {
     "Is this review positive or negative: The pizza was great!": "positive",
     "Give me a JSON object with name and age for Anna, 31": '{"name":"Anna","age":31}',
     "Wer bist du?": "Ich bin das kleine Demo-Modell",
+    "Who are you?": "I am a small demo model",
+    "What is the capital of France?": "I cannot answer that",
+    "How do I run the real model?": "chorale serve openai/gpt-oss-20b",
+    "Write a poem about trees.": "real model",
 }
 
 
-def test_each_suggestion_of_the_page_has_an_answer_to_check() -> None:
-    assert tuple(SUGGESTED) == DEMO_EXAMPLES
+def test_the_page_suggests_questions_whose_answers_are_checked() -> None:
+    assert tuple(QUESTIONS)[: len(DEMO_EXAMPLES)] == DEMO_EXAMPLES
 
 
 @pytest.fixture(scope="module")
-def suggestions(demo_served: Served) -> dict[str, list[str]]:
+def answered(demo_served: Served) -> dict[str, list[str]]:
     """Asks each question three times, at the page's temperature, which is the checkpoint's default."""
     client = demo_served.client()
 
     def ask(question: str, seed: int) -> str:
         return client.responses.create(model=MODEL, input=question, extra_body={"seed": seed}).output_text
 
-    asked = [question for question in SUGGESTED for _ in range(3)]
+    asked = [question for question in QUESTIONS for _ in range(3)]
     found = at_once(*(partial(ask, question, place % 3) for place, question in enumerate(asked)))
-    return {question: found[3 * place : 3 * place + 3] for place, question in enumerate(SUGGESTED)}
+    return {question: found[3 * place : 3 * place + 3] for place, question in enumerate(QUESTIONS)}
 
 
-@pytest.mark.parametrize("question", SUGGESTED)
-def test_the_suggestions_of_the_page_are_answered_rightly(
-    suggestions: dict[str, list[str]], question: str
-) -> None:
-    assert len(suggestions[question]) == 3
-    for text in suggestions[question]:
-        assert SUGGESTED[question] in text
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_questions_are_answered_rightly(answered: dict[str, list[str]], question: str) -> None:
+    assert len(answered[question]) == 3
+    for text in answered[question]:
+        assert QUESTIONS[question] in text
 
 
 def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
@@ -271,10 +256,8 @@ def test_banner_and_log_say_what_is_on(demo_served: Served) -> None:
 def test_dashboard_alerts_and_autoscalers_ask_for_metrics_of_this_server(demo_served: Served) -> None:
     """This server also has the metrics of drafts. Names, types and labels must agree (``promql.py``)."""
     demo_served.client().completions.create(model="demo", prompt="a", max_tokens=2)
-    with urllib.request.urlopen(f"{demo_served.url}/metrics", timeout=5) as answer:
-        text = answer.read().decode()
     assert len(list(queries())) > 60
-    assert all_faults(text) == []
+    assert all_faults(demo_served.metrics()) == []
 
 
 @pytest.mark.usefixtures("python_sandbox")

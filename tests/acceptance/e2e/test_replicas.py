@@ -13,7 +13,6 @@ import re
 import signal
 import socket
 import time
-import urllib.request
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -60,8 +59,7 @@ def states(server: Served) -> list[str]:
 
 def by_engine(server: Served, name: str) -> dict[str, float]:
     """Returns a metric by engine. The parser rejects repeated names and labels, as Prometheus does."""
-    with urllib.request.urlopen(f"{server.url}/metrics", timeout=5) as answer:
-        families = list(text_string_to_metric_families(answer.read().decode()))
+    families = list(text_string_to_metric_families(server.metrics()))
     assert len({family.name for family in families}) == len(families)
     found: dict[str, float] = {}
     for sample in (sample for family in families for sample in family.samples if sample.name == name):
