@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from chorale_evals.statistics import wilson
+from test_eval_command import journal, journal_lines, stopped
 
 from chorale.cli.main import main
 from training.file_task import FAMILIES, lines
@@ -37,21 +34,12 @@ def test_lines_are_held_out_questions() -> None:
 def test_500_questions_with_a_kill_score_as_in_training(tmp_path: Path) -> None:
     file, out = tmp_path / "held-out.jsonl", tmp_path / "out"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines(500)), "utf-8")
-    arguments = ["eval", f"file:{file}", "--model", "demo", "--temperature", "0", "--out", str(out)]
+    arguments = [f"file:{file}", "--model", "demo", "--temperature", "0", "--out", str(out)]
     arguments += ["--max-concurrency", "32"]
-    command = [sys.executable, "-m", "chorale.cli.bound", str(os.getpid()), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    journal = out / "journal.jsonl"
-    deadline = time.monotonic() + 600
-    while not journal.exists() or journal.read_bytes().count(b"\n") < 150:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    process.send_signal(signal.SIGKILL)
-    process.wait(10)
-    assert journal.read_bytes().count(b"\n") < 500
-    assert main(arguments) == 0
-    records = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
+    assert stopped(signal.SIGKILL, 150, out, *arguments, seconds=600)[0] == -signal.SIGKILL
+    assert len(journal_lines(out)) < 500
+    assert main(["eval", *arguments]) == 0
+    records = journal(out)
     assert set(Counter(record["sample"] for record in records).values()) == {1}
     assert len(records) == 500
     own = json.loads(TABLE.read_text())["greedy"]

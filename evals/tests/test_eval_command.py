@@ -132,7 +132,7 @@ def test_a_stopped_run_continues_and_records_no_answer_twice(tmp_path: Path) -> 
 
     file, out = sums(tmp_path / "sums.jsonl", 90), tmp_path / "out"
     with FakeServer(slow) as fake:
-        arguments = (f"file:{file}", "--base-url", fake.url, "--out", str(out))
+        arguments = (f"file:{file}", "--base-url", fake.url, "--out", str(out), "--max-concurrency", "2")
         code, error = stopped(signal.SIGINT, 15, out, *arguments)
         assert (code, error.endswith(f"to continue: the same command with --out {out}\n")) == (130, True)
         before = len(journal_lines(out))
@@ -147,14 +147,13 @@ def test_a_stopped_run_continues_and_records_no_answer_twice(tmp_path: Path) -> 
     assert 90 <= len(fake.bodies) <= 94  # requests in flight when the run was stopped are sent again
 
 
-def stopped(number: int, lines: int, out: Path, *arguments: str) -> tuple[int, str]:
+def stopped(number: int, lines: int, out: Path, *arguments: str, seconds: float = 60) -> tuple[int, str]:
     """Starts a run and sends a signal once its journal has ``lines`` lines. Returns (exit code, stderr)."""
     command = [sys.executable, "-m", "chorale.cli.bound", str(os.getpid()), "eval", *arguments]
-    process = subprocess.Popen(
-        [*command, "--max-concurrency", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 60
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + seconds
     while not (out / "journal.jsonl").exists() or len(journal_lines(out)) < lines:
+        assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(number)
