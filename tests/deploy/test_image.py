@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import http.server
 import json
 import re
 import runpy
@@ -11,7 +10,6 @@ import shlex
 import ssl
 import subprocess
 import sys
-import threading
 import tomllib
 import types
 from pathlib import Path
@@ -26,6 +24,7 @@ from chorale.config.options.settings import Settings, merge
 from chorale.machine.gpus import find_gpu
 from tests.deploy.files import DEPLOY, DOCKERFILE, DRAIN_SLACK, KNOWN, exec_form, load_script, parsed
 from tests.support import ROOT
+from tests.support.http_server import Asked, HttpServer, Reply
 
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
 SERVICES = COMPOSE["services"]
@@ -84,12 +83,9 @@ def test_the_health_check_follows_the_options(arguments: list[str], url: str) ->
     assert health["address"]([*exec_form("ENTRYPOINT"), *arguments], key) == url
 
 
-class Healthy(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/health" else 404)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None: ...
+class Healthy(HttpServer):
+    def answer(self, asked: Asked) -> Reply:
+        return Reply(200 if asked.path == "/health" else 404)
 
 
 def test_the_health_check_asks_a_server_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,18 +99,13 @@ def test_the_health_check_asks_a_server_with_tls(tmp_path: Path, monkeypatch: py
         pytest.skip("no openssl to make a certificate with")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    with http.server.HTTPServer(("127.0.0.1", 0), Healthy) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        options = ["--host=127.0.0.1", f"--port={server.server_port}", f"--ssl-certfile={certificate}"]
+    with Healthy(context) as server:
+        options = ["--host=127.0.0.1", f"--port={server.port}", f"--ssl-certfile={certificate}"]
         words = [*exec_form("ENTRYPOINT"), "demo", *options, f"--ssl-keyfile={key}", ""]
         (tmp_path / "cmdline").write_text("\0".join(words))
         health = runpy.run_path(str(DEPLOY / "health.py"))
         monkeypatch.setitem(health["main"].__globals__, "Path", lambda _: tmp_path / "cmdline")
         assert health["main"]() == 0
-        server.shutdown()
-        thread.join()
 
 
 def test_requirements_have_versions_and_hashes_and_name_no_index() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ class Reply:
 class HttpServer(ABC):
     """A context manager, in which the server runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -58,8 +59,11 @@ class HttpServer(ABC):
             def handle_error(self, *_: object) -> None: ...  # killed clients break their connections
 
         self._http = Quiet(("127.0.0.1", 0), Handler)
+        if tls is not None:
+            self._http.socket = tls.wrap_socket(self._http.socket, server_side=True)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        self.port = self._http.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
 
     @abstractmethod
     def answer(self, asked: Asked) -> Reply:
