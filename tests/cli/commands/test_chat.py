@@ -129,23 +129,16 @@ def test_a_file_without_a_conversation_changes_nothing(
     assert len(session.messages) == 2
 
 
-@pytest.mark.parametrize("command", ["chat", "complete"])
-def test_a_url_with_an_invalid_port_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--url", "http://localhost:abc/v1", "-q", "x"]) == 2
-    assert "--url http://localhost:abc/v1: Invalid port" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("model", [[], ["--model-name", "m"]])
 @pytest.mark.parametrize("command", ["chat", "complete"])
-@pytest.mark.parametrize("url", ["foo", "localhost:8000/v1", "ftp://x/v1", "http://", "http:///v1"])
-def test_a_url_without_scheme_or_host_is_refused(
+@pytest.mark.parametrize("url", ["foo", "ftp://x/v1", "http:///v1", "http://localhost:abc/v1"])
+def test_an_invalid_url_is_refused(
     command: str, url: str, model: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, "--url", url, *model, "-q", "x"]) == 2
     shown = capsys.readouterr().err
-    assert shown.startswith(
-        f"chorale: error: --url {url}: not an http:// or https:// URL; give one such as http"
-    )
+    words = "Invalid port" if "abc" in url else "not an http:// or https:// URL; give one such as http"
+    assert shown.startswith(f"chorale: error: --url {url}: {words}")
     assert len(shown.splitlines()) == 1
 
 
