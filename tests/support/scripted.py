@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from chorale.turns.rules import TurnRules
 from chorale.turns.run import run_turns
 from tests.support.engine.scripted_client import HELLO, Script, ScriptedClient, ids
 from tests.support.server import VOCAB
+from tests.support.sse import frames
 
 ANALYSIS = "<|channel|>analysis<|message|>"
 FINAL = "<|channel|>final<|message|>"
@@ -141,10 +141,8 @@ async def batches(
 def events_of(response: httpx2.Response) -> list[Any]:
     """Returns the JSON of each server-sent event; asserts the framing and the final ``[DONE]``."""
     assert response.status_code == 200, response.text
-    lines = response.text.split("\n\n")
-    assert lines[-1] == ""
-    assert lines[-2] == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    assert response.text.endswith("\n\ndata: [DONE]\n\n")
+    return frames(response)
 
 
 def fold_chat(chunks: Sequence[Any]) -> dict[int, dict[str, Any]]:

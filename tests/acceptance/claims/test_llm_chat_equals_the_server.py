@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from chorale import LLM, SamplingParams
-from chorale.config.engine import EngineConfig
 from chorale.harmony.vocab import CALL
 from chorale.llm import RequestOutput
-from chorale.serve.engine.build import build_engine
-from tests.support.local_client import LocalClient
+from tests.support.grammar.structured import make_client
 from tests.support.server import Server, served
 
 ENGINE: dict[str, Any] = {"device": "cpu", "num_threads": 1, "max_model_len": 2048, "max_num_seqs": 16}
@@ -87,7 +85,7 @@ def of_llm() -> dict[str, list[dict[str, Any]]]:
 @pytest.fixture(scope="module")
 def of_server() -> dict[str, list[dict[str, Any]]]:
     """Returns the server's answers to the same requests, sent concurrently."""
-    client = LocalClient(*build_engine(EngineConfig(model="demo", **ENGINE)))
+    client = make_client("demo", **ENGINE)
 
     async def ask_all() -> dict[str, list[dict[str, Any]]]:
         try:

@@ -31,9 +31,9 @@ def write_checkpoint(folder: Path, seed: int = 1) -> Path:
     return write_random_checkpoint(folder, make_config(**SIZES), seed=seed)
 
 
-def make_client(folder: Path, **options: Any) -> LocalClient:
+def make_client(model: Path | str, **options: Any) -> LocalClient:
     settings = {"device": "cpu", "max_model_len": 4096, "max_num_seqs": 16, "num_threads": 1, **options}
-    core, info = build_engine(EngineConfig(model=str(folder), **settings))
+    core, info = build_engine(EngineConfig(model=str(model), **settings))
     return LocalClient(core, info, max_queued_requests=4096)
 
 
