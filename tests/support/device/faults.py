@@ -22,8 +22,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +29,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.support import ROOT
 
@@ -165,23 +165,33 @@ def plant(fault: str | Fault, source: Path, folder: Path) -> Path:
     chosen = FAULTS[fault] if isinstance(fault, str) else fault
     assert not chosen.engine, f"{chosen.about}: not in a checkpoint, see environment()"
     folder.mkdir(parents=True)
-    tensors = _places(source)
-    missing = chosen.tensors.keys() - tensors.keys()
-    assert not missing, f"no such tensors in {source}: {sorted(missing)}"
-    edited = {tensors[name].file for name in chosen.tensors}
+    missing = set(chosen.tensors)
     for file in source.iterdir():
-        if file.is_file() and file.name != "config.json":
-            if file.name in edited:
-                shutil.copyfile(file, folder / file.name)
-            else:
-                (folder / file.name).symlink_to(file.resolve())
-    for name, edit in chosen.tensors.items():
-        _edit(folder, tensors[name], edit)
+        if not file.is_file() or file.name == "config.json":
+            continue
+        tensors = load_file(file) if file.suffix == ".safetensors" else {}
+        here = missing & tensors.keys()
+        for name in here:
+            _edit(tensors[name], chosen.tensors[name])
+        if here:
+            save_file(tensors, folder / file.name)
+        else:
+            (folder / file.name).symlink_to(file.resolve())
+        missing -= here
+    assert not missing, f"no such tensors in {source}: {sorted(missing)}"
     config = json.loads((source / "config.json").read_text())
     if chosen.config is not None:
         chosen.config(config)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     return folder
+
+
+def _edit(tensor: torch.Tensor, edit: Callable[[Array], None]) -> None:
+    values = tensor.numpy() if tensor.dtype == torch.uint8 else tensor.float().numpy()
+    before = values.copy()
+    edit(values)
+    assert not np.array_equal(values, before), "the fault changes nothing"
+    tensor.copy_(torch.from_numpy(values))
 
 
 def environment(fault: str) -> dict[str, str]:
@@ -201,52 +211,3 @@ def environment_of(fault: str) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-# ---------------------------------------------------------------------- files of tensors
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A tensor in a safetensors file. ``start`` and ``end`` count from the beginning of the file."""
-
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
-
-
-def _places(folder: Path) -> dict[str, _Place]:
-    found: dict[str, _Place] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                start, end = (8 + length + offset for offset in entry["data_offsets"])
-                found[name] = _Place(path.name, entry["dtype"], tuple(entry["shape"]), start, end)
-    return found
-
-
-def _edit(folder: Path, place: _Place, edit: Callable[[Array], None]) -> None:
-    with (folder / place.file).open("r+b") as file:
-        file.seek(place.start)
-        data = file.read(place.end - place.start)
-        if place.dtype == "U8":
-            values = np.frombuffer(data, np.uint8).reshape(place.shape).copy()
-        else:
-            assert place.dtype == "BF16", place
-            words = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
-            values = words.view(np.float32).reshape(place.shape).copy()
-        before = values.copy()
-        edit(values)
-        assert not np.array_equal(values, before), "the fault changes nothing"
-        if place.dtype == "U8":
-            written = values.tobytes()
-        else:  # rounded to nearest, ties to even
-            bits = np.ascontiguousarray(values).view(np.uint32)
-            written = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
-        file.seek(place.start)
-        file.write(written)

@@ -8,28 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from chorale.model.config import ModelConfig
 from chorale.model.layouts import tensor_specs
 
 RANK, ALPHA = 4, 12  # the scale, 3, is not a power of two
 Tensors = dict[str, torch.Tensor]
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-
-
-def write_tensors(path: Path, tensors: Tensors) -> None:
-    header: dict[str, Any] = {}
-    end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
-        kind = _DTYPES[tensor.dtype]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    data = b"".join(
-        bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy()) for tensor in tensors.values()
-    )
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
 def write_folder(folder: Path, tensors: Tensors, **config: Any) -> Path:
@@ -37,7 +22,8 @@ def write_folder(folder: Path, tensors: Tensors, **config: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     base = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none", "peft_version": "0.21.0"}
     (folder / "adapter_config.json").write_text(json.dumps(base | config))
-    write_tensors(folder / "adapter_model.safetensors", tensors)
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(whole, folder / "adapter_model.safetensors")
     return folder
 
 
