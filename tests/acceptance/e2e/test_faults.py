@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
+import contextlib
 import json
 import os
 import signal
-import socket
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx2
@@ -25,31 +23,26 @@ BODY: dict[str, object] = {
 }  # fmt: skip
 
 
-def open_stream(port: int, body: dict[str, object] = BODY) -> socket.socket:
-    """Starts a streaming completion on a raw socket and reads its first event."""
-    raw = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(raw)}\r\n\r\n"
-    )
-    connection.sendall(head.encode() + raw)
-    seen = b""
-    while b"data: " not in seen:
-        part = connection.recv(4096)
-        assert part, seen
-        seen += part
-    assert b" 200 " in seen.split(b"\r\n", 1)[0], seen
-    return connection
+@contextlib.asynccontextmanager
+async def streaming(served: Served, count: int, **fields: object) -> AsyncIterator[list[AsyncIterator[str]]]:
+    """Yields the lines of streamed completions after the first event of each; closes the connections."""
+    limits = httpx2.Limits(max_connections=None)
+    async with (
+        httpx2.AsyncClient(base_url=served.url, timeout=60, limits=limits) as http,
+        contextlib.AsyncExitStack() as stack,
+    ):
 
+        async def begun() -> AsyncIterator[str]:
+            asked = http.stream("POST", "/v1/completions", json=BODY | fields)
+            answer = await stack.enter_async_context(asked)
+            assert answer.status_code == 200
+            lines = answer.aiter_lines()
+            assert (await anext(lines)).startswith("data: {")
+            return lines
 
-def events(connection: socket.socket) -> Iterator[bytes]:
-    with connection, connection.makefile("rb") as reader:
-        for line in reader:
-            if line.startswith(b"data: "):
-                yield line[6:].strip()
-            if line.startswith(b"data: [DONE]"):
-                return  # the connection is kept alive
+        # Kept here: a stream whose lines are collected as garbage is closed.
+        streams = await asyncio.gather(*(begun() for _ in range(count)))
+        yield streams
 
 
 @pytest.fixture(scope="module")
@@ -60,21 +53,17 @@ def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield server
 
 
-def test_200_clients_that_leave_mid_stream_leave_nothing_behind(served: Served) -> None:
+async def test_200_clients_that_leave_mid_stream_leave_nothing_behind(served: Served) -> None:
     """They leave no page, row or queued request: 200 others must fit at once."""
-    endless = BODY | {"max_tokens": 100_000}
-    with concurrent.futures.ThreadPoolExecutor(200) as pool:
-        for aborted in (200, 400):
-            connections = list(pool.map(lambda _: open_stream(served.port, endless), range(200)))
+    for aborted in (200, 400):
+        async with streaming(served, 200, max_tokens=100_000):
             served.wait_until("all run", lambda: served.metric("vllm:num_requests_running") == 200)
             assert served.metric("vllm:kv_cache_usage_perc") > 0
-            for connection in connections:
-                connection.close()
-            served.wait_until("every row free", lambda: served.metric("vllm:num_requests_running") == 0)
-            served.wait_until("every page free", lambda: served.metric("vllm:kv_cache_usage_perc") == 0)
-            assert served.metric("vllm:num_requests_waiting") == 0
-            assert served.metric("chorale:aborts_total") == aborted, "each left in mid-stream"
-        assert served.health() == 200
+        served.wait_until("every row free", lambda: served.metric("vllm:num_requests_running") == 0)
+        served.wait_until("every page free", lambda: served.metric("vllm:kv_cache_usage_perc") == 0)
+        assert served.metric("vllm:num_requests_waiting") == 0
+        assert served.metric("chorale:aborts_total") == aborted, "each left in mid-stream"
+    assert served.health() == 200
 
 
 # --------------------------------------------------------------------------- schemas
@@ -97,30 +86,27 @@ VERDICTS = {
 GAP = 0.5  # seconds between two tokens of the concurrent stream, on a busy machine with two cores
 
 
-async def read_gaps(http: httpx2.AsyncClient, gaps: list[float], enough: asyncio.Event) -> None:
-    """Streams until ``enough`` is set and adds the seconds between two tokens to ``gaps``."""
-    body = BODY | {"max_tokens": 100_000}
-    async with http.stream("POST", "/v1/completions", json=body) as response:
-        assert response.status_code == 200
-        last = time.perf_counter()
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                now = time.perf_counter()
-                gaps.append(now - last)
-                last = now
-            if enough.is_set():
-                return
+async def read_gaps(lines: AsyncIterator[str], gaps: list[float]) -> None:
+    """Adds the seconds between two tokens to ``gaps``."""
+    last = time.perf_counter()
+    async for line in lines:
+        if line.startswith("data: {"):
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
 
 
 async def test_nasty_schemas_slow_no_other_stream(served: Served) -> None:
     """The server runs in other processes; in one process the client would delay its own stream."""
     gaps: list[float] = []
-    enough = asyncio.Event()
-    async with httpx2.AsyncClient(base_url=served.url, timeout=30) as http:
+    async with (
+        httpx2.AsyncClient(base_url=served.url, timeout=30) as http,
+        streaming(served, 1, max_tokens=100_000) as [lines],
+    ):
         ask = {"model": "tiny", "prompt": "x", "max_tokens": 16}
         # The first request with a format also initialises state that all of them share.
         await http.post("/v1/completions", json={**ask, "guided_json": {"type": "boolean"}})
-        beside = asyncio.create_task(read_gaps(http, gaps, enough))
+        beside = asyncio.create_task(read_gaps(lines, gaps))
         while len(gaps) < 5:
             await asyncio.sleep(0.01)
         gaps.clear()
@@ -134,8 +120,8 @@ async def test_nasty_schemas_slow_no_other_stream(served: Served) -> None:
         while len(gaps) < num_beside + 5:
             assert not beside.done()
             await asyncio.sleep(0.01)
-        enough.set()
-        await beside
+        beside.cancel()
+        await asyncio.gather(beside, return_exceptions=True)
     assert found == VERDICTS
     assert max(gaps[1:]) < GAP, (max(gaps[1:]), len(gaps))
 
@@ -143,37 +129,29 @@ async def test_nasty_schemas_slow_no_other_stream(served: Served) -> None:
 # --------------------------------------------------------------------------- deaths
 
 
-def test_the_server_recovers_when_its_engine_is_killed(served: Served) -> None:
+async def test_the_server_recovers_when_its_engine_is_killed(served: Served) -> None:
     """Each client in flight gets an error object; the server answers again.
 
     On an idle machine this takes 2 s and 5 s. The limits here are for a busy one; the limit of the error is
     below the 10 s of silence after which a client considers an engine dead.
     """
-    connections = [open_stream(served.port) for _ in range(8)]
-    asked = {"input": "x", "background": True, "ignore_eos": True, "max_output_tokens": 400}
-    _, background = served.ask("/v1/responses", asked)
-    ends: dict[int, tuple[float, bytes]] = {}
 
-    def drain(index: int) -> None:
-        last = b""
-        for event in events(connections[index]):
-            last = event if event != b"[DONE]" else last
-        ends[index] = (time.monotonic(), last)
+    async def end_of(lines: AsyncIterator[str]) -> tuple[float, str]:
+        events = [line.removeprefix("data: ") async for line in lines if line.startswith("data: {")]
+        return time.monotonic(), events[-1]
 
-    threads = [threading.Thread(target=drain, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    (pid,) = served.engine_pids()
-    killed = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
-    served.wait_until("red health", lambda: served.health() == 503, 5.0)
-    red = time.monotonic() - killed
-    for thread in threads:
-        thread.join(10)
-    assert len(ends) == 8
-    for ended, last in ends.values():
-        assert ended - killed < 5.0
-        assert json.loads(last)["error"]["code"] == "engine_restarted"
+    async with streaming(served, 8) as streams:
+        asked = {"input": "x", "background": True, "ignore_eos": True, "max_output_tokens": 400}
+        _, background = served.ask("/v1/responses", asked)
+        ends = asyncio.gather(*map(end_of, streams))
+        (pid,) = served.engine_pids()
+        killed = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(served.wait_until, "red health", lambda: served.health() == 503, 5.0)
+        red = time.monotonic() - killed
+        for at, last in await asyncio.wait_for(ends, 10):
+            assert at - killed < 5.0
+            assert json.loads(last)["error"]["code"] == "engine_restarted"
     served.wait_until("green again", lambda: served.health() == 200)
     back = time.monotonic() - killed
     assert served.ask("/v1/completions", BODY | {"stream": False, "max_tokens": 3})[0] == 200
