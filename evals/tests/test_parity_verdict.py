@@ -29,18 +29,32 @@ def test_different_rounding_is_judged_equal(noise: float, share: float) -> None:
     assert (found.verdict, found.meets("equal")) == ("equal", True), found.reasons
 
 
-def test_coarser_rounding_is_a_different_precision() -> None:
+# (A's noise, B's noise, what B's readings differ by in addition, formats) -> (verdict, expectations it meets)
+PRECISIONS = {
+    "coarser rounding": ((FLOAT32, BFLOAT16, 0.0, None), ("precision", ["bf16", "fp8-kv"])),
+    "above the bound of bf16": ((1e-3, 1e-3, 0.15, None), ("precision", ["fp8-kv"])),
+    "equal formats": ((FLOAT32, BFLOAT16, 0.0, "bfloat16"), ("different", [])),
+    "equal formats and noise": ((FLOAT32, FLOAT32, 0.0, "bfloat16"), ("equal", ["equal", "bf16", "fp8-kv"])),
+    "B as exact as A": ((FLOAT32, FLOAT32, 0.01, None), ("different", [])),
+    "no noise, which says nothing of formats": ((0.0, 0.0, 0.01, None), ("precision", ["bf16", "fp8-kv"])),
+    "another model": ((FLOAT32, FLOAT32, 2.0, None), ("different", [])),
+}
+
+
+@pytest.mark.parametrize("case", PRECISIONS)
+def test_a_precision_explains_a_difference_within_its_bound_and_bs_noise(case: str) -> None:
+    (noise_a, noise_b, off, formats), expected = PRECISIONS[case]
+    b = recording("b", 2, noise_b, lambda exact, rng: noise_like(off, len(exact), rng))
+    found = verdict(recording("a", 1, noise_a), b, formats)
+    met = [name for name in ("equal", "bf16", "fp8-kv") if found.meets(name)]
+    assert (found.verdict, met) == expected, found.reasons
+    if found.verdict == "precision":
+        assert found.precision == met[0]
+
+
+def test_the_reason_names_bs_own_noise() -> None:
     found = verdict(recording("a", 1, FLOAT32), recording("b", 2, BFLOAT16))
-    assert (found.verdict, found.precision) == ("precision", "bf16"), found.reasons
-    assert (found.meets("equal"), found.meets("bf16"), found.meets("fp8-kv")) == (False, True, True)
     assert "as large as B's own noise" in found.reasons[-1]
-
-
-def test_a_difference_above_the_bound_of_bf16_can_be_fp8_kv() -> None:
-    a = recording("a", 1, 1e-3)
-    found = verdict(a, recording("b", 2, 1e-3, lambda exact, rng: noise_like(0.15, len(exact), rng)))
-    assert (found.verdict, found.precision) == ("precision", "fp8-kv"), found.reasons
-    assert (found.meets("bf16"), found.meets("fp8-kv")) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -69,27 +83,6 @@ def test_continuations_part_by_no_more_than_a_precision_explains(margin: float, 
     coarse = recording("b", 2, 1e-3, lambda exact, rng: noise_like(0.1, len(exact), rng))
     found = verdict(recording("a", 1, 1e-3), parted(coarse, 5, margin))
     assert (found.verdict, found.meets("fp8-kv")) == (expected, expected == "precision"), found.reasons
-
-
-def test_no_precision_explains_a_difference_between_equal_formats() -> None:
-    a, b = recording("a", 1, FLOAT32), recording("b", 2, BFLOAT16)
-    found = verdict(a, b, "bfloat16")
-    assert (found.verdict, found.meets("fp8-kv")) == ("different", False), found.reasons
-    assert verdict(a, recording("b", 2, FLOAT32), "bfloat16").verdict == "equal"
-
-
-@pytest.mark.parametrize(("noise", "expected"), [(FLOAT32, "different"), (0.0, "precision")])
-def test_a_server_as_exact_as_a_has_no_coarser_format(noise: float, expected: str) -> None:
-    """Zero noise on both servers says nothing about their formats."""
-    a = recording("a", 1, noise)
-    found = verdict(a, recording("b", 2, noise, lambda exact, rng: noise_like(0.01, len(exact), rng)))
-    assert found.verdict == expected, found.reasons
-
-
-def test_a_large_difference_is_another_model() -> None:
-    a = recording("a", 1, FLOAT32)
-    found = verdict(a, recording("b", 2, FLOAT32, lambda exact, rng: noise_like(2.0, len(exact), rng)))
-    assert (found.verdict, found.meets("fp8-kv")) == ("different", False)
 
 
 @pytest.mark.parametrize(("noise", "factor"), [(FLOAT32, 5.0), (BFLOAT16, 3.0)])
