@@ -1,20 +1,17 @@
-"""Headless Firefox over WebDriver BiDi, which it speaks itself on a port of its own choice."""
+"""Headless Firefox over WebDriver BiDi, which it speaks itself."""
 
 from __future__ import annotations
 
 import base64
 import json
-import re
 import shutil
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.sync.client import connect
 
-from tests.support.browsers.tab import SIZE, Tab
+from tests.support.browsers.remote import Remote
+from tests.support.browsers.tab import SIZE
 
 PATH = next((found for name in ("firefox-esr", "firefox") if (found := shutil.which(name))), None)
 _KEYS = {
@@ -29,48 +26,25 @@ _PREFERENCES = {
     "layout.css.prefers-color-scheme.content-override": 1,
     "fission.autostart": False,  # one process for all sites: no switch between a blank page and the server's
 }
-_START_SECONDS = 60.0
 
 
-class Firefox(Tab):
+class Firefox(Remote):
     name = "firefox"
 
     def __init__(self, folder: Path) -> None:
         assert PATH is not None
         lines = (f"user_pref({json.dumps(k)}, {json.dumps(v)});" for k, v in _PREFERENCES.items())
         (folder / "user.js").write_text("\n".join(lines))
-        log = folder / "log"
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [PATH, "--headless", "--no-remote", "--profile", str(folder), "--remote-debugging-port=0"],
-                stdout=output, stderr=output,
-            )  # fmt: skip
-        self.console: list[str] = []
-        self._number = 0
-        self._socket = connect(f"{self._address(log)}/session", max_size=None)
+        command = [PATH, "--headless", "--no-remote", "--profile", str(folder), "--remote-debugging-port=0"]
+        super().__init__(command, folder / "log", "/session")
         self.call("session.new", capabilities={})
         self._context = self.call("browsingContext.getTree")["contexts"][0]["context"]
         self.call("session.subscribe", events=["log.entryAdded"])
         self.resize(*SIZE)
 
-    def _address(self, log: Path) -> str:
-        deadline = time.monotonic() + _START_SECONDS
-        while not (found := re.search(r"WebDriver BiDi listening on (ws://\S+)", log.read_text("utf-8"))):
-            assert time.monotonic() < deadline, log.read_text("utf-8")
-            assert self._process.poll() is None, log.read_text("utf-8")
-            time.sleep(0.05)
-        return found[1]
-
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        self._number += 1
-        self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
-        while True:
-            found = json.loads(self._socket.recv(timeout=60))
-            if found.get("id") == self._number:
-                assert found["type"] == "success", found
-                return dict(found["result"])
-            if found.get("method") == "log.entryAdded" and found["params"]["source"].get("realm"):
-                self.console.append(str(found["params"]["text"]))
+    def _note(self, event: str, parameters: dict[str, Any]) -> None:
+        if event == "log.entryAdded" and parameters["source"].get("realm"):
+            self.console.append(str(parameters["text"]))
 
     def open(self, url: str) -> None:
         """Opens the page in a new tab: a navigation that ends another one sometimes never returns."""
@@ -116,8 +90,3 @@ class Firefox(Tab):
     def screenshot(self, path: Path) -> None:
         taken = self.call("browsingContext.captureScreenshot", context=self._context)
         path.write_bytes(base64.b64decode(taken["data"]))
-
-    def close(self) -> None:
-        self._socket.close()
-        self._process.terminate()
-        self._process.wait(20)
