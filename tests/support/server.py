@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -272,34 +273,17 @@ async def served(
         yield Server(http, sdk, state.client, state, app, strict, found, batches, runner)
 
 
-def served_on_port(client: Any = None, **options: Any) -> contextlib.AbstractAsyncContextManager[Server]:
-    return served(client, listens=True, **options)
+served_on_port = functools.partial(served, listens=True)
 
 
-def with_server(
-    client: Any,
-    main: Callable[[Server], Awaitable[Any]],
-    *,
-    seconds: float = PATIENCE,
-    runner: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run,
-    **options: Any,
-) -> Any:
-    """Run ``main`` against a server; a test that hangs fails after ``seconds``."""
+def with_server(client: Any, main: Callable[[Server], Awaitable[Any]], **options: Any) -> Any:
+    """Runs ``main`` against a server."""
 
     async def body() -> Any:
         async with served(client, **options) as server:
-            return await asyncio.wait_for(main(server), seconds)
+            return await main(server)
 
-    return runner(body())
-
-
-def run(main: Callable[[], Awaitable[Any]]) -> Any:
-    """Run a test's coroutine function with a time limit."""
-
-    async def limited() -> Any:
-        return await asyncio.wait_for(main(), PATIENCE)
-
-    return asyncio.run(limited())
+    return asyncio.run(body())
 
 
 @contextlib.contextmanager

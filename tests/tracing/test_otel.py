@@ -18,8 +18,9 @@ from chorale.config.options.settings import merge
 from chorale.errors import ConfigError
 from chorale.serve.precheck import check_start
 from chorale.tracing import otel
+from tests.support.event_loop import run
 from tests.support.scripted import FINAL, playing
-from tests.support.server import run, served
+from tests.support.server import served
 from tests.support.tracing.collector import Collector, Exported, decode
 
 ANSWER = f"{FINAL}The sea is green.<|return|>"
@@ -50,7 +51,7 @@ def chats(tracer: Any, number: int = 1, **headers: str) -> float:
                 assert answer.status_code == 200
             return time.perf_counter() - began
 
-    return float(run(scenario))
+    return float(run(scenario()))
 
 
 @needs_package

@@ -10,6 +10,7 @@ from chorale.config.seeds import choice_seed
 from chorale.engine.types import SamplingSpec, TokenChunk
 from chorale.turns.events import Fold, ItemClosed, ItemDelta, ItemOpened, TurnEnded, TurnProgress
 from tests.support.engine.scripted_client import Script, ScriptedClient
+from tests.support.event_loop import run
 from tests.support.scripted import (
     ANALYSIS,
     FINAL,
@@ -23,13 +24,12 @@ from tests.support.scripted import (
     playing,
     turn,
 )
-from tests.support.server import run
 
 
 def one(text: str, **options: object) -> Fold:
     names = ("tokens_per_step", "finish_reason", "with_logprobs", "error")
     script = {name: options.pop(name) for name in names if name in options}
-    return run(lambda: turn(playing(text, **script), **options))[0]
+    return run(turn(playing(text, **script), **options))[0]
 
 
 def shape(fold: Fold) -> list[tuple[str, str | None, str, str | None]]:
@@ -88,7 +88,7 @@ def test_messages_become_items(
 def test_an_answer_is_forced_after_bare_analysis() -> None:
     client = in_rounds(ANALYSIS + "Think.<|return|>", "The answer.<|return|>")
     sampling = SamplingSpec(max_tokens=50, seed=7, min_tokens=3, grammar="g")
-    fold = run(lambda: turn(client, prompt=[1, 2, 3], sampling=sampling))[0]
+    fold = run(turn(client, prompt=[1, 2, 3], sampling=sampling))[0]
     assert shape(fold) == [
         ("reasoning", None, "Think.", "completed"),
         ("message", "final_answer", "The answer.", "completed"),
@@ -112,7 +112,7 @@ def test_an_answer_is_forced_after_bare_analysis() -> None:
 
 def test_a_forced_answer_of_each_choice_has_the_seed_of_its_choice() -> None:
     client = in_rounds(ANALYSIS + "Think.<|return|>", "One.<|return|>", "Two.<|return|>")
-    run(lambda: turn(client, n=2, sampling=SamplingSpec(n=2, max_tokens=50, seed=7)))
+    run(turn(client, n=2, sampling=SamplingSpec(n=2, max_tokens=50, seed=7)))
     first, *later = client.requests
     assert first.sampling.seed == 7
     seeds = [(1, 7), (1, choice_seed(7, 1))]
@@ -123,7 +123,7 @@ def test_no_answer_is_forced_without_tokens_left() -> None:
     text = ANALYSIS + "Think.<|return|>"
     client = in_rounds(text, "never")
     sampling = SamplingSpec(max_tokens=len(ids(text)))
-    fold = run(lambda: turn(client, sampling=sampling))[0]
+    fold = run(turn(client, sampling=sampling))[0]
     assert len(client.requests) == 1
     assert fold.ended.reason == "length"
 
@@ -145,7 +145,7 @@ def test_reasoning_tokens_are_counted_one_by_one(text: str) -> None:
 def test_stop_strings_apply_to_final_text_only() -> None:
     text = ANALYSIS + "STOP here" + NEXT + call("f", '{"a":"STOP"}') + NEXT + FINAL + "one STOP two<|return|>"
     client = playing(text)
-    fold = run(lambda: turn(client, functions=["f"], stop=("STOP",)))[0]
+    fold = run(turn(client, functions=["f"], stop=("STOP",)))[0]
     assert [i.text for i in fold.items] == ["STOP here", '{"a":"STOP"}', "one "]
     assert fold.items[2].status == "completed"
     assert fold.ended.stop_reason == "STOP"
@@ -187,7 +187,7 @@ def test_extra_stop_ids_are_hidden_and_named() -> None:
             chunk.stop_token_id = dot
 
     client = changing(FINAL + "Yes.", name_the_stop, finish_reason="stop")
-    fold = run(lambda: turn(client))[0]
+    fold = run(turn(client))[0]
     assert shape(fold) == [("message", "final_answer", "Yes", "completed")]
     assert (fold.ended.reason, fold.ended.stop_reason) == ("stop", dot)
     assert fold.ended.usage.output_tokens == len(ids(FINAL + "Yes")) + 1
@@ -212,7 +212,7 @@ def test_a_character_cut_in_half_is_replaced_at_the_end() -> None:
     def source(request: object, index: int) -> Script:
         return Script([*ids(FINAL + "x"), *half, 200002])
 
-    fold = run(lambda: turn(ScriptedClient(source)))[0]
+    fold = run(turn(ScriptedClient(source)))[0]
     assert fold.items[0].text.startswith("x")
     assert "�" in fold.items[0].text
     assert fold.items[0].content_token_ids == [*ids("x"), *half]
@@ -256,7 +256,7 @@ def test_ignore_eos_continues_after_return(between: str) -> None:
 
 def test_each_choice_ends_by_itself() -> None:
     client = playing(FINAL + "a STOP b<|return|>", FINAL + "no stop in here<|return|>")
-    folds = run(lambda: turn(client, n=2, stop=("STOP",)))
+    folds = run(turn(client, n=2, stop=("STOP",)))
     assert [fold.text("message") for fold in folds] == ["a ", "no stop in here"]
     assert client.aborted == []
     assert client.dropped == [("r", 0)]  # the engine does not go on with what nobody will read

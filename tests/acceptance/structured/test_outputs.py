@@ -77,7 +77,7 @@ def test_a_thousand_answers_are_valid(client: LocalClient) -> None:
 
         await asyncio.gather(*(one(number) for number in range(1000)))
 
-    run(client, main, seconds=1200)
+    run(client, main)
 
 
 async def test_a_tool_may_be_called_before_the_answer(client: LocalClient) -> None:

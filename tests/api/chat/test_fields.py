@@ -16,8 +16,9 @@ from chorale.api.completions import request as text_request
 from chorale.api.completions.request import CompletionRequest
 from chorale.config.options.vllm_flags import read_names
 from chorale.engine.types import SamplingSpec
+from tests.support.event_loop import run
 from tests.support.scripted import FINAL, ids, playing
-from tests.support.server import run, served
+from tests.support.server import served
 
 TABLES = {
     "chat": (
@@ -53,7 +54,7 @@ def ask(**fields: Any) -> tuple[int, Any, SamplingSpec | None]:
             sent = server.client.requests
             return response.status_code, response.json(), sent[-1].sampling if sent else None
 
-    result: tuple[int, Any, SamplingSpec | None] = run(main)
+    result: tuple[int, Any, SamplingSpec | None] = run(main())
     return result
 
 

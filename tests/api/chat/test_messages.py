@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.event_loop import run
 from tests.support.scripted import FINAL, ids, playing
-from tests.support.server import run, served
+from tests.support.server import served
 
 DATE = "2025-06-28"
 TOOL = {
@@ -31,7 +32,7 @@ def answer(
             response = await server.http.post("/v1/chat/completions", json={"messages": messages, **fields})
             return response.status_code, response.json(), server.prompt() if server.client.requests else ""
 
-    result: tuple[int, Any, str] = run(main)
+    result: tuple[int, Any, str] = run(main())
     return result
 
 

@@ -24,8 +24,9 @@ from chorale.api.limits import SIZES
 from chorale.api.reasoning_tokens import read_reasoning, write_reasoning
 from chorale.harmony.bpe import SLICE, LinearEncoder
 from chorale.harmony.vocab import Vocabulary
+from tests.support.event_loop import run
 from tests.support.scripted import playing
-from tests.support.server import run, served
+from tests.support.server import served
 
 ANSWER = "<|channel|>final<|message|>ok<|return|>"
 
@@ -242,7 +243,7 @@ def test_a_long_answer_is_encoded_in_a_thread(
             assert threads, "not encoded by large_response"
             assert threads[0].startswith("chorale-heavy")
 
-    run(main)
+    run(main())
 
 
 def test_a_signature_longer_than_the_window_is_ignored() -> None:

@@ -11,7 +11,6 @@ from chorale.config.engine import EngineConfig
 from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.engine.build import build_engine
-from tests.support import PATIENCE
 from tests.support.local_client import LocalClient
 from tests.support.server import Server, served, with_server
 
@@ -41,9 +40,5 @@ def answering(client: Any, **options: Any) -> AbstractAsyncContextManager[Server
     return served(client, names=("demo",), system_start_date="2026-01-02", **options)
 
 
-def run(
-    client: Any, main: Callable[[Server], Awaitable[Any]], seconds: float = PATIENCE, **options: Any
-) -> Any:
-    """``options``: fields of ``ServerConfig``."""
-    named = {"names": ("demo",), "system_start_date": "2026-01-02", **options}
-    return with_server(client, main, seconds=seconds, **named)
+def run(client: Any, main: Callable[[Server], Awaitable[Any]]) -> Any:
+    return with_server(client, main, names=("demo",), system_start_date="2026-01-02")

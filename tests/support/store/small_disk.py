@@ -21,8 +21,9 @@ from chorale.store.files import new_file_id
 from chorale.store.store import open_store
 from tests.api.batches.test_flow import batched, ended, line, upload
 from tests.api.batches.test_uploads import END, HEAD, PURPOSE, part
+from tests.support.event_loop import run
 from tests.support.responses import serve
-from tests.support.server import Server, run
+from tests.support.server import Server
 
 HELLO = "<|channel|>final<|message|>Hello.<|return|>"
 
@@ -155,5 +156,5 @@ if __name__ == "__main__":
         disk = Path(sys.argv[1], name)
         disk.mkdir()
         mount(disk, megabytes)
-        run(lambda case=case, disk=disk: case(disk))
+        run(case(disk))
     print("held")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from chorale.harmony.vocab import RETURN
 from tests.api.responses.background.test_background import resume
 from tests.support.engine.scripted_client import Script
+from tests.support.event_loop import run
 from tests.support.responses import fold_events, serve, without_ids
-from tests.support.server import run
 from tests.turns.test_run_properties import streams
 
 FUNCTIONS = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("f", "g")]
@@ -60,4 +60,4 @@ async def check(token_ids: list[int], step: int, cut: str, seed: int) -> None:
     seed=st.integers(0, 2**31),
 )
 def test_the_stream_folds_to_the_stored_body(token_ids: list[int], step: int, cut: str, seed: int) -> None:
-    run(lambda: check(token_ids or [RETURN], step, cut, seed))
+    run(check(token_ids or [RETURN], step, cut, seed))
