@@ -18,6 +18,7 @@ from fake_server import Answer, FakeServer, adding, chat
 
 from chorale.cli.main import main
 from chorale.requests.openai_client import Retries
+from tests.support.event_loop import wait_until
 
 
 def sums(path: Path, count: int) -> Path:
@@ -151,11 +152,12 @@ def stopped(number: int, lines: int, out: Path, *arguments: str, seconds: float 
     """Starts a run and sends a signal once its journal has ``lines`` lines. Returns (exit code, stderr)."""
     command = [sys.executable, "-m", "chorale.cli.bound", str(os.getpid()), "eval", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + seconds
-    while not (out / "journal.jsonl").exists() or len(journal_lines(out)) < lines:
+
+    def begun() -> bool:
         assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        return (out / "journal.jsonl").exists() and len(journal_lines(out)) >= lines
+
+    wait_until(begun, "answers", seconds)
     process.send_signal(number)
     error = process.communicate(timeout=30)[1]
     return process.returncode, error

@@ -7,8 +7,6 @@ import random
 import signal
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -32,7 +30,7 @@ class Balancer:
 
     def probe(self) -> None:
         while not self.stopped.wait(PERIOD):
-            self.ready = [each for each in self.servers if is_ready(each)]
+            self.ready = [each for each in self.servers if each.is_at(200, "/ready")]
 
     def chats(self, seed: int) -> None:
         """Streams whole answers, each over a new connection to a ready server."""
@@ -66,14 +64,6 @@ class Balancer:
             self.num_answers += 1
         except Exception as error:
             self.errors.append(error)
-
-
-def is_ready(server: Served) -> bool:
-    try:
-        with urllib.request.urlopen(f"{server.url}/ready", timeout=1) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 @pytest.mark.slow

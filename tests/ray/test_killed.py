@@ -6,12 +6,12 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.support import ROOT
+from tests.support.event_loop import wait_until
 
 PROGRAM = """
 import time
@@ -58,7 +58,4 @@ def test_nothing_of_a_cluster_outlives_a_killed_program() -> None:
     finally:
         process.kill()
         process.communicate()
-    deadline = time.monotonic() + SECONDS
-    while any(users_of(folder) for folder in folders):
-        assert time.monotonic() < deadline, [users_of(folder) for folder in folders]
-        time.sleep(0.2)
+    wait_until(lambda: not any(map(users_of, folders)), "the end of the daemons", SECONDS)

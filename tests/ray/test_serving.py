@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 import yaml
 
 from tests.support import ROOT
+from tests.support.event_loop import wait_until
 from tests.support.ports import free_port
 from tests.support.serve.ray_cluster import ray_cluster
 from tests.support.store.postgres import postgres
@@ -71,10 +71,7 @@ class Served:
         return [each for each in found if isinstance(each, dict)]
 
     def wait_for(self, what: str, condition: Any, seconds: float = 120) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-            time.sleep(0.1)
+        wait_until(condition, what, seconds)
 
     def ready_engines(self) -> int:
         import httpx2

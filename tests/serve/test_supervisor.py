@@ -48,12 +48,6 @@ class Supervised(Served):
             self.events.append(json.loads(line))
             self.port = self.events[-1].get("port", self.port)
 
-    def is_at(self, status: int) -> bool:
-        """Returns whether /health answers with the status."""
-        with contextlib.suppress(OSError):
-            return self.health() == status
-        return False
-
     def until_ready(self) -> None:
         self.wait_until("/health answers 200", lambda: self.is_at(200))
 

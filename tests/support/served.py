@@ -55,6 +55,12 @@ class Served:
     def health(self) -> int:
         return self.ask("/health")[0]
 
+    def is_at(self, status: int, path: str = "/health") -> bool:
+        """Returns whether it answers with the status."""
+        with contextlib.suppress(OSError):
+            return self.ask(path)[0] == status
+        return False
+
     def metrics(self) -> str:
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE) as response:
             return str(response.read().decode())
@@ -96,16 +102,13 @@ def serving(model: str | Path, folder: Path, *options: str) -> Iterator[Served]:
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, text=True)
     served = Served(process, port, log)
+
+    def healthy() -> bool:
+        assert process.poll() is None, log.read_text()
+        return served.is_at(200)
+
     try:
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            assert process.poll() is None, log.read_text()
-            with contextlib.suppress(OSError):
-                if served.health() == 200:
-                    break
-            time.sleep(0.05)
-        else:
-            raise AssertionError(f"not healthy within {PATIENCE} s\n{log.read_text()}")
+        served.wait_until("it is healthy", healthy)
         yield served
     finally:
         for client in served.clients:

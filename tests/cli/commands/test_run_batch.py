@@ -23,6 +23,7 @@ import pytest
 
 from chorale.cli.commands.serve.run_batch import parser, read_options
 from chorale.cli.main import main
+from tests.support.event_loop import wait_until
 from tests.support.ports import free_port
 from tests.support.tools.http_files import HttpFiles
 
@@ -158,14 +159,14 @@ def started(*arguments: str, module: str = "chorale") -> Iterator[subprocess.Pop
 
 
 def until_records(process: subprocess.Popen[str], count: int) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    def enough() -> bool:
         with contextlib.suppress(sqlite3.Error):
             if Path("out.jsonl.journal").exists() and len(recorded()) >= count:
-                return
+                return True
         assert process.poll() is None, process.stdout and process.stdout.read()
-        time.sleep(0.005)
-    raise AssertionError("too few records")
+        return False
+
+    wait_until(enough, "enough records")
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
