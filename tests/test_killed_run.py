@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from chorale.machine.folders import Folder
+from tests.support.event_loop import wait_until
 from tests.support.serve.reaper import started
 
 ROOT = Path(__file__).parents[1]
@@ -29,13 +29,6 @@ def folder() -> Iterator[Path]:
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-def wait_for(what: str, condition: Callable[[], object], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.slow), "2"])
 def test_nothing_is_left_of_a_killed_run(workers: str, folder: Path) -> None:
     """The run is killed once it has started an engine process."""
@@ -50,13 +43,13 @@ def test_nothing_is_left_of_a_killed_run(workers: str, folder: Path) -> None:
         return started(str(folder), process.pid)
 
     try:
-        wait_for("an engine process", lambda: any("fake_engine" in line for line in children().values()), 200)
+        wait_until(lambda: any("fake_engine" in line for line in children().values()), "an engine process")
         assert len(list(folder.iterdir())) == 1
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
     try:
-        wait_for("the end of all processes", lambda: not children(), SECONDS)
-        wait_for("the end of all files", lambda: not list(folder.iterdir()), SECONDS)
+        wait_until(lambda: not children(), "the end of all processes", SECONDS)
+        wait_until(lambda: not list(folder.iterdir()), "the end of all files", SECONDS)
     finally:
         print("left:", children(), list(folder.iterdir()))

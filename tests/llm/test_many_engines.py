@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from chorale.llm import many_engines, progress
 from chorale.llm.many_engines import ManyEngines
 from chorale.serve.engine_monitor import EngineMonitor
 from tests.llm.test_llm import OPTIONS
+from tests.support.event_loop import wait_until
 from tests.support.processes import children, is_running
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import FAKE_ENGINE
@@ -53,10 +53,7 @@ def pids(llm: LLM) -> list[int]:
 
 
 def wait_gone(running: list[int]) -> None:
-    deadline = time.monotonic() + 30
-    while any(is_running(pid) for pid in running):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not any(map(is_running, running)), "the end of the engines", 30)
 
 
 def outputs(results: list[Any]) -> list[Any]:

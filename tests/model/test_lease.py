@@ -6,10 +6,10 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 from tests.model.fake_hub import FakeHub, hub_environment
+from tests.support.event_loop import wait_until
 
 REPOSITORY, WEIGHTS = "someone/small-gpt-oss", bytes(range(256)) * 4096
 FILES = {"config.json": b'{"model_type": "gpt_oss"}', "model.safetensors": WEIGHTS}
@@ -38,10 +38,7 @@ def test_two_pods_download_once(tmp_path: Path) -> None:
         pod, settings = pod_of(tmp_path, hub)
         pods = [subprocess.Popen(pod, env=settings, stdout=subprocess.PIPE, text=True) for _ in range(2)]
         try:
-            deadline = time.monotonic() + 100
-            while hub.asked["model.safetensors"] < 2 and not waits.exists():
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            wait_until(lambda: hub.asked["model.safetensors"] >= 2 or waits.exists(), "both pods")
             hub.gate.set()
             folders = {each.communicate(timeout=100)[0].strip() for each in pods}
         finally:
