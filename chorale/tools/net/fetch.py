@@ -111,7 +111,8 @@ class Fetcher:
         except httpx2.TimeoutException:
             raise ToolError(f"{request.url.host} did not answer in time") from None
         except httpx2.HTTPError as error:
-            raise ToolError(f"{request.url.host} could not be reached: {error}") from None
+            why = str(error) or type(error).__name__
+            raise ToolError(f"{request.url.host} could not be reached: {why}") from None
 
     async def _read(self, response: httpx2.Response) -> Fetched:
         kind, *parameters = response.headers.get("content-type", "").lower().split(";")

@@ -8,11 +8,10 @@ name.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import httpcore2
 import httpx2
@@ -88,7 +87,7 @@ def _certificates() -> ssl.SSLContext:
     return httpx2.create_ssl_context(trust_env=False)
 
 
-class FilteringTransport(httpx2.AsyncBaseTransport):
+class FilteringTransport(httpx2.AsyncHTTPTransport):
     """A transport for ``httpx2.AsyncClient``.
 
     Ignores proxy variables, since proxies resolve names themselves.
@@ -101,6 +100,8 @@ class FilteringTransport(httpx2.AsyncBaseTransport):
         resolve: Resolve = system_resolve,
         max_connections: int = 64,
     ) -> None:
+        # Replaces the base class's constructor, whose pool connects to any address. If its methods used a
+        # pool of another name, they would fail.
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=_certificates(),
             max_connections=max_connections,
@@ -108,53 +109,3 @@ class FilteringTransport(httpx2.AsyncBaseTransport):
             keepalive_expiry=30.0,
             network_backend=_JudgingBackend(policy, resolve),
         )
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        url = request.url
-        core = httpcore2.Request(
-            method=request.method,
-            url=httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
-            headers=request.headers.raw,
-            content=request.stream,
-            extensions=request.extensions,
-        )
-        with _translated():
-            response = await self._pool.handle_async_request(core)
-        return httpx2.Response(
-            status_code=response.status,
-            headers=response.headers,
-            stream=_Stream(response),
-            extensions=response.extensions,
-        )
-
-    async def aclose(self) -> None:
-        await self._pool.aclose()
-
-
-class _Stream(httpx2.AsyncByteStream):
-    def __init__(self, response: httpcore2.Response) -> None:
-        self._response = response
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        with _translated():
-            async for part in self._response.aiter_stream():
-                yield part
-
-    async def aclose(self) -> None:
-        with _translated():
-            await self._response.aclose()
-
-
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    """Translates httpcore2's exceptions to those of httpx2."""
-    try:
-        yield
-    except httpcore2.ConnectTimeout as error:
-        raise httpx2.ConnectTimeout(str(error)) from error
-    except httpcore2.TimeoutException as error:
-        raise httpx2.ReadTimeout(str(error)) from error
-    except httpcore2.ConnectError as error:
-        raise httpx2.ConnectError(str(error)) from error
-    except (httpcore2.NetworkError, httpcore2.ProtocolError) as error:
-        raise httpx2.ReadError(str(error) or type(error).__name__) from error
