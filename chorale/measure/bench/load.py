@@ -7,7 +7,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from chorale.measure.bench.connection import EventConnection, HttpError, Target, open_connection
@@ -169,7 +169,3 @@ def _choice_text(choice: dict[str, Any]) -> bool:
     delta = choice.get("delta") or {}
     named = ("content", "reasoning", "reasoning_content", "tool_calls")
     return any(delta.get(name) for name in named)
-
-
-def to_json(outcome: Outcome) -> str:
-    return json.dumps(asdict(outcome))

@@ -1,26 +1,26 @@
 """Sends requests from several processes: one reads some 40,000 events a second, a fast server sends more.
 
-A load process is ``python -m chorale.measure.bench.load_processes``. It reads its requests as JSON from
-standard input and writes outcomes as JSON lines to standard output.
+A load process is ``python -m chorale.measure.bench.load_processes``. It reads its order from standard input
+and writes its outcomes to standard output, both as msgpack.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import msgspec
 
 from chorale.errors import ChoraleError
 from chorale.machine.processes import die_with_parent, module_command
 from chorale.measure.bench.connection import Target
-from chorale.measure.bench.load import Load, LoadRequest, Outcome, Pace, to_json
+from chorale.measure.bench.load import Load, LoadRequest, Outcome, Pace
 
 
 def run_load(
@@ -50,6 +50,16 @@ def share(pace: Pace, number: int, of: int) -> Pace:
     )
 
 
+class _Order(msgspec.Struct):
+    """The work of a load process. ``at``: the Unix time of its start."""
+
+    parent: int
+    at: float
+    target: Target
+    pace: Pace
+    requests: Sequence[LoadRequest]
+
+
 def _in_processes(
     target: Target,
     pace: Pace,
@@ -58,53 +68,28 @@ def _in_processes(
     on_done: Callable[[Outcome], None],
 ) -> list[Outcome]:
     at = time.time() + 1.0 + 0.25 * processes  # common start time, after all processes are up
-    outcomes: list[Outcome] = []
-    threads, running = [], []
-    for number in range(processes):
-        order = {
-            "target": asdict(target), "pace": asdict(share(pace, number, processes)),
-            "requests": [asdict(each) for each in requests[number::processes]],
-            "at": at, "parent": os.getpid(),
-        }  # fmt: skip
-        process = subprocess.Popen(
-            module_command("chorale.measure.bench.load_processes"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        running.append(process)
-        thread = threading.Thread(target=_talk, args=(process, json.dumps(order), outcomes, on_done))
-        thread.start()
-        threads.append(thread)
-    for thread in threads:
-        thread.join()
-    if any(each.wait() for each in running):
-        raise ChoraleError("a load process ended early; its error is printed above")
-    return outcomes
 
-
-def _talk(
-    process: subprocess.Popen[bytes], order: str, outcomes: list[Outcome], on_done: Callable[[Outcome], None]
-) -> None:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(order.encode())
-    process.stdin.close()
-    with process.stdout as lines:
-        for line in lines:
-            outcome = Outcome(**json.loads(line))
-            outcomes.append(outcome)
+    def load(number: int) -> list[Outcome]:
+        order = _Order(os.getpid(), at, target, share(pace, number, processes), requests[number::processes])
+        command, given = module_command("chorale.measure.bench.load_processes"), msgspec.msgpack.encode(order)
+        ended = subprocess.run(command, input=given, stdout=subprocess.PIPE, check=False)
+        if ended.returncode:
+            raise ChoraleError("a load process ended early; its error is printed above")
+        found = msgspec.msgpack.decode(ended.stdout, type=list[Outcome])
+        for outcome in found:
             on_done(outcome)
+        return found
+
+    with ThreadPoolExecutor(processes) as pool:
+        return [outcome for found in pool.map(load, range(processes)) for outcome in found]
 
 
 def main() -> None:
-    order: dict[str, Any] = json.loads(sys.stdin.buffer.read())
-    die_with_parent(order["parent"])
-    target = Target(order["target"]["url"], tuple(tuple(pair) for pair in order["target"]["headers"]))
-    load = Load(target, Pace(**order["pace"]))
-    requests = [LoadRequest(**each) for each in order["requests"]]
-    time.sleep(max(0.0, order["at"] - time.time()))
-    for outcome in asyncio.run(load.run(requests)):
-        sys.stdout.write(to_json(outcome) + "\n")
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Order)
+    die_with_parent(order.parent)
+    time.sleep(max(0.0, order.at - time.time()))
+    outcomes = asyncio.run(Load(order.target, order.pace).run(order.requests))
+    sys.stdout.buffer.write(msgspec.msgpack.encode(outcomes))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from chorale.measure.bench.drafts import SYNTHETIC, DraftCounts
 from chorale.measure.bench.load import Outcome
 
@@ -21,13 +23,7 @@ WIDTH = 50
 
 def percentile(values: Sequence[float], share: float) -> float:
     """Returns a percentile by linear interpolation, 0 for no values."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * share / 100
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+    return float(np.percentile(values, share)) if values else 0.0
 
 
 @dataclass(frozen=True, slots=True)
