@@ -3,13 +3,12 @@
 ``EngineClient`` has two implementations in the product, ``remote`` (the engine in its own process, over an
 ipc socket) and ``fleet`` (several of those), and two for tests: token streams written by hand
 and an engine in a thread (both in ``tests/support``). The server cannot tell them apart.
-``LLM`` has no client: it steps a ``Core`` itself.
+``LLM`` has no client: it steps the ``EngineCore`` itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -80,29 +79,6 @@ class EngineStatus:
 
 # The place of an engine that has left a fleet; another engine may take it.
 LEFT = EngineStatus("failed", message="the engine has left")
-
-
-class Core(Protocol):
-    """The interface of ``engine.core.EngineCore`` that clients use. All calls are on one thread."""
-
-    @property
-    def has_work(self) -> bool: ...
-
-    def add_request(self, request: GenerateRequest) -> None: ...
-
-    def abort(self, request_id: str, index: int | None = None) -> None: ...
-
-    def check_grammar(self, grammar: str) -> Future[str | None]: ...
-
-    def control(self, command: Command) -> Future[Outcome]: ...
-
-    def step(self) -> list[TokenChunk]: ...
-
-    def use_idle_time(self) -> bool: ...
-
-    def stats(self) -> EngineStats: ...
-
-    def shutdown(self) -> None: ...
 
 
 class TokenStream(Protocol):

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from chorale.client.base import Core, EngineInfo, EngineStatus, EngineView
+from chorale.client.base import EngineInfo, EngineStatus, EngineView
 from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import EngineDeadError, EngineError
 from chorale.machine.processes import quiet_collector
 
 if TYPE_CHECKING:
+    from chorale.engine.core import EngineCore
     from chorale.serve.engine.kv_events.publisher import KvEventPublisher
 
 _QUIET = 1.0  # seconds without requests before idle time is used
@@ -88,7 +89,7 @@ class OfflineEngine:
 
     status = EngineStatus("ready")
 
-    def __init__(self, core: Core, info: EngineInfo, events: KvEventPublisher | None = None) -> None:
+    def __init__(self, core: EngineCore, info: EngineInfo, events: KvEventPublisher | None = None) -> None:
         """``events`` publishes the KV events of each step."""
         self.info = info
         self._core = core

@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterable, Mapping
 
 from chorale.client.admission import capacity
-from chorale.client.base import Core, EngineInfo, EngineStatus
+from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.in_flight import InFlightRequests
 from chorale.client.stream import RequestStream
 from chorale.config.engine import ServerConfig
 from chorale.engine.commands import Command, Outcome
+from chorale.engine.core import EngineCore
 from chorale.engine.types import NOBODY, GenerateRequest, Owner
 from chorale.errors import EngineDeadError
 
@@ -23,7 +24,7 @@ from chorale.errors import EngineDeadError
 class LocalClient:
     """See ``client.base.EngineClient``. Another event loop may be used once nothing is in flight."""
 
-    def __init__(self, core: Core, info: EngineInfo, *, max_queued_requests: int | None = None) -> None:
+    def __init__(self, core: EngineCore, info: EngineInfo, *, max_queued_requests: int | None = None) -> None:
         """``max_queued_requests``: choices that may wait in addition to ``max_num_seqs``; None: four
         times ``max_num_seqs``."""
         self._core, self.info = core, info

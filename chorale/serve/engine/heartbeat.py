@@ -15,10 +15,9 @@ import zmq
 
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.wire import curve
-from chorale.client.wire.curve import TcpSocket
 from chorale.client.wire.messages import Heartbeat, encode, heartbeat_address
 from chorale.engine.types import EngineStats
-from chorale.machine.processes import HEARTBEAT_TIMEOUT
+from chorale.serve.bootstrap import EngineStart
 
 NUM_STEPS_REMEMBERED = 1024
 MIN_GAP = 0.02  # least seconds between heartbeats
@@ -29,18 +28,8 @@ LAST_HEARTBEAT_LINGER_MS = 200
 class HeartbeatThread:
     """Owns the PUB socket. The main thread only assigns attributes, which is atomic."""
 
-    def __init__(
-        self,
-        directory: str,
-        engine_id: str,
-        interval: float,
-        timeout: float = HEARTBEAT_TIMEOUT,
-        tcp: TcpSocket | None = None,
-        restarts: int = 0,
-    ) -> None:
-        """``timeout``: seconds of silence after which this engine counts as hung; sent in each heartbeat."""
-        self._address, self._tcp, self._timeout = heartbeat_address(directory), tcp, timeout
-        self._engine_id, self._interval, self._restarts = engine_id, interval, restarts
+    def __init__(self, start: EngineStart, engine_id: str) -> None:
+        self._start, self.engine_id = start, engine_id
         # The status and the info are replaced together, so no lock is needed.
         self._public: tuple[EngineStatus, EngineInfo | None] = EngineStatus("loading", phase="start"), None
         self._wake, self._sent = threading.Event(), threading.Event()
@@ -98,11 +87,12 @@ class HeartbeatThread:
         context = zmq.Context()
         socket: zmq.Socket[bytes] = context.socket(zmq.PUB)
         socket.setsockopt(zmq.LINGER, LAST_HEARTBEAT_LINGER_MS)
-        curve.bind(socket, self._address, self._tcp)
+        tcp = None if self._start.tcp is None else self._start.tcp.beats
+        curve.bind(socket, heartbeat_address(self._start.directory), tcp)
         while not self._stopping:
             socket.send(encode(self._heartbeat()))
             self._sent.set()
-            self._wake.wait(self._interval)
+            self._wake.wait(self._start.heartbeat_interval)
             self._wake.clear()
             time.sleep(MIN_GAP)
         socket.send(encode(self._heartbeat()))
@@ -112,9 +102,9 @@ class HeartbeatThread:
     def _heartbeat(self) -> Heartbeat:
         (status, info), started = self._public, self._step_started
         return Heartbeat(
-            engine_id=self._engine_id,
+            engine_id=self.engine_id,
             pid=os.getpid(),
-            timeout=self._timeout,
+            timeout=self._start.config.heartbeat_timeout,  # with more silence, this engine counts as hung
             state=status.state,  # type: ignore[arg-type]  # never "dead"
             phase=status.phase,
             progress=status.progress,
@@ -123,7 +113,7 @@ class HeartbeatThread:
             p99_step_seconds=self._p99_step_seconds(),
             stats=self.stats,
             info=info,
-            restarts=self._restarts,
+            restarts=self._start.restarts,
             task=self._task,
         )
 

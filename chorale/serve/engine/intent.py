@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from chorale.client.base import Core
 from chorale.client.wire.messages import DECODE_ERRORS
 from chorale.engine.commands import Command
 from chorale.engine.control import WEIGHTS_LOST
 from chorale.machine.folders import write_whole
+
+if TYPE_CHECKING:
+    from chorale.engine.core import EngineCore
 
 NAME = "intent"
 UPDATED = "weights-updated"  # exists if the weights are not those of the start
@@ -51,7 +54,7 @@ class Intent:
         elif done.action == "sleep" and done.level == 2:
             self._updated.unlink(missing_ok=True)
 
-    def take_up(self, core: Core) -> None:
+    def take_up(self, core: EngineCore) -> None:
         """Pause or put to sleep a new engine like the one before; let it refuse if weights are lost."""
         if self._updated.exists():
             logger.warning(WEIGHTS_LOST)

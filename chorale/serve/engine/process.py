@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from chorale.client.base import Core, EngineInfo
+from chorale.client.base import EngineInfo
 from chorale.client.wire.messages import (
     Abort,
     CheckGrammar,
@@ -56,7 +57,6 @@ from chorale.serve.bootstrap import (
 from chorale.serve.engine.heartbeat import HeartbeatThread
 from chorale.serve.engine.intent import Intent
 from chorale.serve.engine.kv_events.publisher import KvEventPublisher, open_kv_events
-from chorale.serve.engine.loop import run_engine_loop
 from chorale.serve.engine.socket import EngineServerSocket
 from chorale.serve.logs import configure_logging
 
@@ -65,29 +65,38 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _NVIDIA = "/dev/nvidiactl"  # exists if an NVIDIA driver is loaded
+_QUIET = 1.0  # seconds without work after which the engine uses its idle time
+_IDLE_WAIT = 0.5  # most seconds of waiting for a message while there is no work
 
 
 Build = Callable[[EngineConfig, Progress], "tuple[EngineCore, EngineInfo]"]
 
 
-class EngineInbox:
-    """The ``Inbox`` of the engine loop: reads the server socket and reports each step to the heartbeat."""
+class EngineLoop:
+    """The engine loop: receives messages, runs a step and delivers its tokens, again and again."""
 
     def __init__(
         self,
+        start: EngineStart,
         core: EngineCore,
-        server_socket: EngineServerSocket,
         heartbeat: HeartbeatThread,
-        engine_id: str,
         publisher: KvEventPublisher | None,
-        intent: Intent,
+        wake_fd: int,
     ) -> None:
-        self._core, self._engine_id = core, engine_id
-        self._server_socket, self._heartbeat = server_socket, heartbeat
-        self._publisher = publisher
+        """``wake_fd`` becomes readable when a signal arrives."""
+        self._core, self._heartbeat, self._publisher = core, heartbeat, publisher
+        self._engine_id = heartbeat.engine_id
+        self.server_socket = EngineServerSocket(
+            start.directory,
+            self._engine_id,
+            client_timeout=start.client_timeout,
+            on_orphans=self._abort_all,
+            wake_fd=wake_fd,
+            tcp=start.tcp.engine if start.tcp is not None else None,
+        )
         self._draining = False
         self._checks: dict[Future[str | None], tuple[bytes, int]] = {}  # grammar checks in progress
-        self._intent = intent
+        self._intent = Intent(start.directory)
         self._commands: dict[Future[Outcome], tuple[bytes, Control]] = {}  # commands in progress
 
     def drain(self) -> None:
@@ -95,33 +104,48 @@ class EngineInbox:
         self._draining = True
         self._heartbeat.draining()
 
-    def receive(self, core: Core) -> bool:
+    def run(self) -> None:
+        """Run until drained. Raises any error of a step.
+
+        After ``_QUIET`` seconds without work, the engine uses its idle time between looks for messages.
+        """
+        core, worked_at = self._core, time.monotonic()
+        while self._receive():
+            if core.has_work:
+                worked_at = time.monotonic()
+                self._step()
+            else:
+                is_quiet = time.monotonic() - worked_at >= _QUIET
+                self._wait(0 if is_quiet and core.use_idle_time() else _IDLE_WAIT)
+
+    def _receive(self) -> bool:
         """Handles every message that has arrived. Returns False once drained."""
-        for client, message in self._server_socket.receive():
+        for client, message in self.server_socket.receive():
             self._handle(client, message)
         for verdict in [verdict for verdict in self._checks if verdict.done()]:
-            self._server_socket.answer_check(*self._checks.pop(verdict), verdict.result())
+            self.server_socket.answer_check(*self._checks.pop(verdict), verdict.result())
         self._answer_commands()
-        self._server_socket.expire_silent_clients()
-        if not core.has_work:
+        self.server_socket.expire_silent_clients()
+        if not self._core.has_work:
             self._report_index(self._heartbeat.stats)  # aborts and refusals may have changed it
-        return core.has_work or not self._draining
+        return self._core.has_work or not self._draining
 
-    def wait(self, timeout: float) -> None:
+    def _wait(self, timeout: float) -> None:
+        """Blocks until a message arrives, for at most ``timeout`` seconds."""
         if self._checks:
             concurrent.futures.wait(self._checks, PATIENCE, concurrent.futures.FIRST_COMPLETED)
         else:
-            self._server_socket.wait(timeout)
+            self.server_socket.wait(timeout)
 
-    def step(self, core: Core) -> None:
+    def _step(self) -> None:
         self._heartbeat.step_begins()
-        chunks = core.step()
+        chunks = self._core.step()
         self._heartbeat.step_ends()
-        stats = core.stats()
+        stats = self._core.stats()
         self._report_index(stats)
         self._heartbeat.stats = stats
         if chunks:
-            self._server_socket.deliver(chunks, stats)
+            self.server_socket.deliver(chunks, stats)
 
     def _report_index(self, stats: EngineStats) -> None:
         """Send subscribers and followers the changes of the prefix index since the last call."""
@@ -132,12 +156,12 @@ class EngineInbox:
                 publisher.num_batches,
                 publisher.num_dropped,
             )
-        if self._server_socket.has_followers:
-            self._server_socket.update_followers(net_changes(events), stats)
+        if self.server_socket.has_followers:
+            self.server_socket.update_followers(net_changes(events), stats)
         else:
             self._core.log_index(publisher is not None)
 
-    def abort(self, request_ids: list[str]) -> None:
+    def _abort_all(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             self._core.abort(request_id)
         self._heartbeat.stats = self._core.stats()
@@ -150,18 +174,18 @@ class EngineInbox:
             self._abort(client, message)
         elif isinstance(message, FollowBlocks):
             self._core.log_index()
-            self._server_socket.follow(client, self._core.prefix_index(), self._core.stats())
+            self.server_socket.follow(client, self._core.prefix_index(), self._core.stats())
         elif isinstance(message, CheckGrammar):
             self._checks[self._core.check_grammar(message.grammar)] = client, message.number
         elif isinstance(message, Control):
             if message.engine_id == self._engine_id:
                 self._control(client, message)
         elif isinstance(message, Unregister):
-            self._server_socket.drop(client)
+            self.server_socket.drop(client)
 
     def _abort(self, client: bytes, message: Abort) -> None:
         for request_id in message.request_ids:
-            if self._server_socket.owns(client, request_id):
+            if self.server_socket.owns(client, request_id):
                 self._core.abort(request_id, message.index)
         self._heartbeat.stats = self._core.stats()
 
@@ -190,12 +214,12 @@ class EngineInbox:
             client, message = self._commands.pop(future)
             if future.exception() is None:
                 self._intent.note(message.command)
-            self._server_socket.answer_command(client, message.number, future, stats)
+            self.server_socket.answer_command(client, message.number, future, stats)
         if not self._commands:
             self._heartbeat.announce("")
 
     def _submit(self, client: bytes, request: GenerateRequest) -> None:
-        server_socket, stats = self._server_socket, self._heartbeat.stats
+        server_socket, stats = self.server_socket, self._heartbeat.stats
         server_socket.received_from(client)
         if refusal := self._core.refusal:
             server_socket.refuse_for_now(client, request.request_id, refusal)
@@ -219,15 +243,7 @@ def run_engine_process(start: EngineStart, build: Build) -> int:
     # SIGUSR1 makes a hung engine dump its stacks. The supervisor handles signals from the terminal.
     settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
     check_directory(start.directory)
-    engine_id = uuid.uuid4().hex[:16]
-    heartbeat = HeartbeatThread(
-        start.directory,
-        engine_id,
-        start.heartbeat_interval,
-        start.config.heartbeat_timeout,
-        start.tcp.beats if start.tcp is not None else None,
-        start.restarts,
-    )
+    heartbeat = HeartbeatThread(start, engine_id=uuid.uuid4().hex[:16])
     heartbeat.start()
     publisher = None
     try:
@@ -244,7 +260,7 @@ def run_engine_process(start: EngineStart, build: Build) -> int:
     tune_garbage_collector()
     if publisher is not None:
         publisher.start(core)
-    return _serve(start, core, info, heartbeat, engine_id, publisher)
+    return _serve(start, core, info, heartbeat, publisher)
 
 
 def _start_failed(start: EngineStart, error: Exception) -> int:
@@ -263,35 +279,26 @@ def _serve(
     core: EngineCore,
     info: EngineInfo,
     heartbeat: HeartbeatThread,
-    engine_id: str,
     publisher: KvEventPublisher | None,
 ) -> int:
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    server_socket = EngineServerSocket(
-        start.directory,
-        engine_id,
-        client_timeout=start.client_timeout,
-        on_orphans=lambda request_ids: inbox.abort(request_ids),
-        wake_fd=reader.fileno(),
-        tcp=start.tcp.engine if start.tcp is not None else None,
-    )
-    inbox = EngineInbox(core, server_socket, heartbeat, engine_id, publisher, Intent(start.directory))
-    signal.signal(signal.SIGTERM, lambda *_: inbox.drain())
+    loop = EngineLoop(start, core, heartbeat, publisher, reader.fileno())
+    signal.signal(signal.SIGTERM, lambda *_: loop.drain())
     heartbeat.stats = core.stats()
-    heartbeat.ready(msgspec.structs.replace(info, engine_id=engine_id, pid=os.getpid()))
+    heartbeat.ready(msgspec.structs.replace(info, engine_id=heartbeat.engine_id, pid=os.getpid()))
     try:
-        run_engine_loop(core, inbox)
+        loop.run()
     except Exception as error:
         logger.exception("a step failed; the engine process ends")
         message = f"the engine failed ({type(error).__name__})"
         is_gpu = isinstance(error, GpuError)
         write_failure(start.directory, Failure(f"{message}: {error}", deterministic=False, is_gpu=is_gpu))
-        server_socket.announce_failure(message)
+        loop.server_socket.announce_failure(message)
         return EXIT_FAILED
     finally:
-        server_socket.close()
+        loop.server_socket.close()
         if publisher is not None:
             publisher.close()
         heartbeat.stop()
