@@ -39,6 +39,7 @@ from chorale.client.stream import RequestStream
 from chorale.config.engine import ServerConfig
 from chorale.engine.types import ChunkTimings, EngineStats, GenerateRequest, TokenChunk
 from chorale.harmony.vocab import load_vocabulary
+from chorale.jobs.background import Background
 from chorale.machine.processes import quiet_collector
 from chorale.serve.http.server import serve_app
 from chorale.store.store import open_store
@@ -155,7 +156,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     config = ServerConfig(uds=arguments.uds, port=0, access_log=False, response_store=":memory:")
     sockets = bind_sockets(config)
     store = open_store(config)
-    state = ServerState(engine, config, vocab, Metrics("paced"), store, ("paced",))
+    state = ServerState(engine, config, vocab, Metrics("paced"), store, ("paced",), Background(store))
     stop = Stop()
     app = create_app(state)
     with quiet_collector((10_000, 20, 100)):

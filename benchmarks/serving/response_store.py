@@ -26,6 +26,7 @@ from chorale.api.telemetry.metrics import Metrics
 from chorale.config.engine import ServerConfig
 from chorale.harmony.vocab import Vocabulary, load_vocabulary
 from chorale.ids import new_id
+from chorale.jobs.background import Background
 from chorale.store.protocol import StoredItem, StoredResponse
 from chorale.store.store import SqliteStore
 from chorale.turns.events import ItemDelta, ItemOpened
@@ -80,7 +81,7 @@ async def measure_stream(folder: str | None, vocab: Vocabulary) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         store = SqliteStore(f"{scratch}/responses.sqlite3")
         config = ServerConfig(system_start_date="2026-01-02")
-        state = ServerState(engine, config, vocab, Metrics("m"), store, ("m",))
+        state = ServerState(engine, config, vocab, Metrics("m"), store, ("m",), Background(store))
         routing = Router(authenticate_routes(all_routes(state), ()))
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(routing), base_url="http://x") as http:
             body = {"input": "hello", "background": True, "stream": True}

@@ -52,9 +52,9 @@ class ServerState:
     metrics: Metrics
     store: ResponseStore
     model_names: tuple[str, ...]  # all served model names; responses carry the first
+    background: Background  # background responses of this process
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     grammars: GrammarChecker = field(init=False)
-    background: Background = field(default_factory=Background)  # background responses of this process
     pdfs: PdfReader = field(default_factory=PdfReader)
     tools: ToolService | None = None  # the built-in tools, or None if the server has none
     tracer: Tracer | None = None  # None: no traces

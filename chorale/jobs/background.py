@@ -59,13 +59,21 @@ class Resumer(Protocol):
 
 
 class Background(Works[Job]):
-    """One per server process. ``watch`` is a task for the life of the process; ``close`` ends its work."""
+    """One per server process. ``run`` is a task for the life of the process; ``close`` ends its work.
+
+    ``resumer``: None until the server may take over waiting responses. ``leave`` does nothing: requests that
+    are still accepted may start responses.
+    """
 
     kind = "background responses"
 
-    def __init__(self, *, beat_seconds: float = BEAT_SECONDS, patience: int = 7) -> None:
+    def __init__(
+        self, store: ResponseStore, *, beat_seconds: float = BEAT_SECONDS, patience: int = 7
+    ) -> None:
         super().__init__(beat_seconds=beat_seconds)
-        self.leases = Leases(patience)
+        self._rows = store.background
+        self.leases = Leases(store, patience)
+        self.resumer: Resumer | None = None
         self._shares = Shares()
         self._starting: set[str] = set()  # responses that are being begun
         self._resuming: set[asyncio.Task[None]] = set()
@@ -100,19 +108,18 @@ class Background(Works[Job]):
 
     # ------------------------------------------------------------------ for the life of the process
 
-    async def watch(self, store: ResponseStore, resumer: Resumer | None = None) -> None:
+    async def run(self) -> None:
         """Sends heartbeats, expires dead servers and resumes waiting responses, until cancelled."""
+        await self._repeat(self._look)
 
-        async def look() -> None:
-            await self._look(store)
-            if resumer is not None and not self.closing:
-                await self._resume_waiting(resumer)
+    async def _look(self) -> None:
+        await self._beat()
+        if self.resumer is not None and not self.closing:
+            await self._resume_waiting(self.resumer)
 
-        await self._repeat(look)
-
-    async def _look(self, store: ResponseStore) -> None:
+    async def _beat(self) -> None:
         mine = set(self._works)
-        live = await self.leases.beat(store)
+        live = await self.leases.beat()
         if live is None:
             return
         for response_id in mine - live:  # cancelled, deleted or expired by another process
@@ -120,7 +127,7 @@ class Background(Works[Job]):
             if job is not None and not job.is_ending:
                 job.stop()
         if strays := live - mine - set(self._works) - self._starting:
-            await store.background.fail(self.leases.server_id, strays)  # left over from refused requests
+            await self._rows.fail(self.leases.server_id, strays)  # left over from refused requests
 
     async def _resume_waiting(self, resumer: Resumer) -> None:
         """Begins waiting responses while there is room, in tasks, so that heartbeats continue."""
@@ -145,14 +152,14 @@ class Background(Works[Job]):
         finally:
             self._starting.discard(response_id)
 
-    async def put_back(self, store: ResponseStore) -> None:
+    async def put_back(self) -> None:
         """Puts back resumable responses for other servers or the next start of this one. Never raises."""
         self.closing = True
         for task in list(self._resuming):
             task.cancel()
         await asyncio.gather(*self._resuming, return_exceptions=True)
         try:
-            left = await store.background.put_back(self.leases.server_id)
+            left = await self._rows.put_back(self.leases.server_id)
         except ChoraleError as error:
             logger.warning("background responses could not be put back: %s", error)
             return
@@ -160,13 +167,13 @@ class Background(Works[Job]):
             if (job := self._works.get(response_id)) is not None:
                 job.leave()
 
-    async def close(self, store: ResponseStore) -> None:
+    async def close(self) -> None:
         """Puts back or fails running responses, and unregisters from the store."""
-        await self.put_back(store)
+        await self.put_back()
         error: ChoraleError = EngineError(STOPPED, code="server_restarted")
         for job in list(self._works.values()):
             job.stop(error)
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=5)
         await self._abort()
-        await self.leases.end(store)
+        await self.leases.end()

@@ -31,26 +31,28 @@ Work = TypeVar("Work")
 class Leases:
     """The id of this server process in the store, its heartbeats, and the expiry of dead servers."""
 
-    def __init__(self, patience: int = 7) -> None:
+    def __init__(self, store: ResponseStore, patience: int = 7) -> None:
         self.server_id = new_id("srv")
+        self._store = store
         self._patience = patience
         self._unreleased: list[Lease] = []
         self._seen: dict[str, tuple[int, int]] = {}  # other servers: last beat, times it was seen
 
-    async def beat(self, store: ResponseStore) -> set[str] | None:
+    async def beat(self) -> set[str] | None:
         """Counts a heartbeat and expires dead servers.
 
         Returns the ids of the live responses of this server, or None if it owns nothing.
         """
         while self._unreleased:
-            await store.conversations.release(self._unreleased[0])
+            await self._store.conversations.release(self._unreleased[0])
             del self._unreleased[0]
-        servers = await store.jobs.servers()
-        live = await store.jobs.beat(self.server_id) if self.server_id in servers else None
-        await self._expire_dead(store, servers)
+        jobs = self._store.jobs
+        servers = await jobs.servers()
+        live = await jobs.beat(self.server_id) if self.server_id in servers else None
+        await self._expire_dead(servers)
         return live
 
-    async def _expire_dead(self, store: ResponseStore, servers: dict[str, int]) -> None:
+    async def _expire_dead(self, servers: dict[str, int]) -> None:
         before, self._seen = self._seen, {}
         for server_id, beat in servers.items():
             if server_id == self.server_id:
@@ -59,26 +61,51 @@ class Leases:
             num_times = num_times + 1 if known == beat else 1
             self._seen[server_id] = beat, num_times
             if num_times > self._patience:
-                failed = await store.jobs.expire(server_id, beat)
+                failed = await self._store.jobs.expire(server_id, beat)
                 logger.warning("a server process has died; its failed background responses: %s", failed)
 
-    async def release(self, store: ResponseStore, lease: Lease) -> None:
+    async def release(self, lease: Lease) -> None:
         """Releases a conversation now or, if the store fails, with a later heartbeat. Never raises."""
-        if store.fault is None:
+        if self._store.fault is None:
             try:
-                await store.conversations.release(lease)
+                await self._store.conversations.release(lease)
                 return
             except ChoraleError as error:
                 logger.warning("conversation %s could not be released yet: %s", lease.conversation_id, error)
         self._unreleased.append(lease)
 
-    async def end(self, store: ResponseStore) -> None:
+    async def end(self) -> None:
         """Marks this server as dead in the store, which ends its live responses. Never raises."""
         with contextlib.suppress(ChoraleError):
-            await store.jobs.expire(self.server_id, None)
+            await self._store.jobs.expire(self.server_id, None)
 
 
-class Works(Generic[Work]):
+class Service:
+    """Background work of a server process. By default there is nothing to wait for."""
+
+    @property
+    def num_running(self) -> int:
+        """Returns the number of running tasks for which ``drain`` would wait."""
+        return 0
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Stops taking work that another process can do."""
+
+    async def drain(self) -> None:
+        """Waits until the running work has ended."""
+
+    async def put_back(self) -> None:
+        """Gives work that another process can continue to other processes. Never raises."""
+
+    async def close(self) -> None:
+        """Ends all work. Never raises."""
+
+
+class Works(Service, Generic[Work]):
     """The running work of one kind (background responses or batches), by id.
 
     ``_repeat`` looks at the store every ``beat_seconds``, and at once when ``woken`` is set.
@@ -127,7 +154,6 @@ class Works(Generic[Work]):
             logger.error("%s: %s", self.kind, work_id, exc_info=fault)
 
     async def drain(self) -> None:
-        """Waits until all work has ended."""
         while self._tasks:
             await asyncio.wait(self._tasks.values())
 

@@ -146,8 +146,8 @@ async def test_dead_servers_are_expired_and_live_ones_are_not(location: str) -> 
 
 async def test_only_a_server_without_heartbeats_is_expired(location: str) -> None:
     stores = [opened(location), opened(location)]
-    watches = [Background(beat_seconds=0.05, patience=20) for _ in stores]
-    tasks = [asyncio.create_task(watch.watch(store)) for watch, store in zip(watches, stores, strict=True)]
+    watches = [Background(store, beat_seconds=0.05, patience=20) for store in stores]
+    tasks = [asyncio.create_task(watch.run()) for watch in watches]
     for watch, store in zip(watches, stores, strict=True):
         await store.background.begin(queued(), watch.leases.server_id)
         # Without a job or this entry, the watch would fail the response.
@@ -194,10 +194,11 @@ async def test_a_running_response_is_not_evicted() -> None:
 
 async def test_the_watch_continues_after_a_store_error(tmp_path: Path) -> None:
     path = tmp_path / "r.sqlite3"
-    store, watch = SqliteStore(str(path), lock_seconds=0.05), Background(beat_seconds=0.02)
+    store = SqliteStore(str(path), lock_seconds=0.05)
+    watch = Background(store, beat_seconds=0.02)
     stray = await begun(store, watch.leases.server_id)
     with write_lock(path):
-        task = asyncio.create_task(watch.watch(store))
+        task = asyncio.create_task(watch.run())
         async with asyncio.timeout(20):
             while store.fault is None:  # a heartbeat was refused
                 await asyncio.sleep(0.02)
@@ -245,7 +246,7 @@ async def test_a_stream_is_followed_and_cancelled_through_another_server(locatio
         serve(HELLO, store=opened(location)) as theirs,
     ):
         ours.app.state.background._beat_seconds = 0.05
-        watch = asyncio.create_task(ours.app.state.background.watch(ours.store))
+        watch = asyncio.create_task(ours.app.state.background.run())
         made = await ours.sdk.responses.create(input="hello", background=True)
         following = asyncio.create_task(resume(theirs, made.id))
         while (await theirs.sdk.responses.retrieve(made.id)).status != "in_progress":

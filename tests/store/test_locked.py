@@ -100,10 +100,10 @@ async def test_a_conversation_is_released_with_a_later_heartbeat(tmp_path: Path)
         lease = await store.conversations.take(made.id, b"", background.leases.server_id)
         with lock:
             began = time.monotonic()
-            await background.leases.release(store, lease)
+            await background.leases.release(lease)
             assert time.monotonic() - began < LOCK_SECONDS + SLACK
         assert (await server.post(input="a", conversation=made.id))[0] == 400  # still leased
-        await background._look(store)
+        await background._look()
         assert (await server.post(input="a", conversation=made.id))[0] == 200
 
 

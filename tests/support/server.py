@@ -31,6 +31,7 @@ from chorale.api.telemetry.metrics import Metrics
 from chorale.client.base import EngineClient
 from chorale.config.engine import ServerConfig, ToolConfig
 from chorale.harmony.vocab import load_vocabulary
+from chorale.jobs.background import Background
 from chorale.jobs.runner import BatchRunner
 from chorale.jobs.service import BatchService, open_service
 from chorale.machine.processes import quiet_collector
@@ -175,7 +176,8 @@ async def make_state(
     try:
         metrics = Metrics(names[0])
         yield ServerState(
-            client, settings, VOCAB, metrics, kept, names, tools=tool_service, tracer=tracer
+            client, settings, VOCAB, metrics, kept, names, Background(kept), tools=tool_service,
+            tracer=tracer,
         )  # fmt: skip
     finally:
         await kept.close()
@@ -230,7 +232,7 @@ async def _in_process(app: HttpMiddleware) -> AsyncIterator[BatchRunner | None]:
             await runner.close()
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-        await state.background.close(state.store)
+        await state.background.close()
 
 
 @contextlib.asynccontextmanager

@@ -158,7 +158,7 @@ class Run:
         await self._prepared.prompt.close()
         lease, self.lease = self.lease, None
         if lease is not None:
-            await self.state.leases.release(self.state.store, lease)
+            await self.state.leases.release(lease)
 
     # ------------------------------------------------------------------ methods for a background job
 
@@ -312,5 +312,5 @@ async def begin(
         return Run(state, fields, prepared, owner, lease, unstored=history is not None)
     except BaseException:
         if lease is not None:
-            await state.leases.release(state.store, lease)
+            await state.leases.release(lease)
         raise

@@ -28,10 +28,12 @@ from chorale.client.remote import RemoteClient
 from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import Vocabulary, VocabularyError, load_vocabulary
+from chorale.jobs.background import Background
+from chorale.jobs.leases import Service
 from chorale.jobs.service import open_service
 from chorale.machine.processes import quiet_collector
 from chorale.serve.bootstrap import ApiStart
-from chorale.serve.http.server import Service, serve_app
+from chorale.serve.http.server import serve_app
 from chorale.store.store import ResponseStore, StoreError, open_store
 from chorale.tools.contract import ToolService
 from chorale.tools.service import start_tools
@@ -96,10 +98,8 @@ async def opened_app(
 def make_services(state: ServerState) -> list[Service]:
     """Returns the services of this process."""
     config = state.config
-    services: list[Service] = [
-        Endless(lambda: share_metrics(state.metrics)),
-        BackgroundResponses(state, Resumer(state)),
-    ]
+    state.background.resumer = Resumer(state)
+    services: list[Service] = [Endless(lambda: share_metrics(state.metrics)), state.background]
     if state.batches is not None:
         services.insert(0, make_runner(state))
     # Only one process logs the throughput, as each process sees that of all.
@@ -117,6 +117,7 @@ def _load_vocabulary() -> Vocabulary:
 
 def _make_state(client: EngineClient, start: ApiStart, vocab: Vocabulary, tools: ToolService) -> ServerState:
     names = start.server.served_model_names or (start.model,)
+    store = _open_store(start.server, vocab)
     log_stats = not start.server.disable_log_stats
     share = Path(start.directory) if start.server.api_server_count > 1 else None
     return ServerState(
@@ -131,8 +132,9 @@ def _make_state(client: EngineClient, start: ApiStart, vocab: Vocabulary, tools:
             log_stats=log_stats,
             buckets=start.server.histogram_buckets,
         ),
-        store=_open_store(start.server, vocab),
+        store=store,
         model_names=names,
+        background=Background(store),
         adapters=AdapterRegistry(start.server.lora_modules),
         tracer=open_tracer(start.server.otlp_traces_endpoint, f"api-{start.process}"),
     )
@@ -146,47 +148,14 @@ def _open_store(config: ServerConfig, vocab: Vocabulary) -> ResponseStore:
         raise ConfigError(str(error)) from error
 
 
-class Endless:
+class Endless(Service):
     """A service with nothing to drain."""
 
-    num_running = 0
-
     def __init__(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self.run = run
-
-    def leave(self) -> None: ...
-
-    async def drain(self) -> None: ...
-
-    async def put_back(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-class BackgroundResponses:
-    """The background responses of this process, including those that it takes over from others."""
-
-    def __init__(self, state: ServerState, resumer: Resumer) -> None:
-        self._background, self._store, self._resumer = state.background, state.store, resumer
-
-    @property
-    def num_running(self) -> int:
-        return self._background.num_running
+        self._run = run
 
     async def run(self) -> None:
-        await self._background.watch(self._store, self._resumer)
-
-    def leave(self) -> None:
-        """Does nothing: requests that are still accepted may start background responses."""
-
-    async def drain(self) -> None:
-        await self._background.drain()
-
-    async def put_back(self) -> None:
-        await self._background.put_back(self._store)
-
-    async def close(self) -> None:
-        await self._background.close(self._store)
+        await self._run()
 
 
 async def share_metrics(metrics: Metrics) -> None:

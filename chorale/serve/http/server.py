@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from chorale.api.http.request_limits import LocalHosts, is_loopback
 from chorale.api.listening import BACKLOG, Stop
 from chorale.config.engine import ServerConfig
+from chorale.jobs.leases import Service
 from chorale.machine.processes import quick_switching
 from chorale.serve.http.protocol import limited_protocol
 from chorale.serve.http.tls import check_tls, refresh_tls
@@ -109,35 +110,6 @@ def _local_only(app: HttpMiddleware, config: ServerConfig) -> ASGIApp:
     if config.uds is None and is_loopback(config.host) and not app.state.has_keys and not behind_proxy:
         return LocalHosts(app, config.host)
     return app
-
-
-class Service(Protocol):
-    """Background work of a server process."""
-
-    @property
-    def num_running(self) -> int:
-        """Returns the number of running tasks for which ``drain`` would wait."""
-        ...
-
-    async def run(self) -> None:
-        """Runs until it is cancelled."""
-        ...
-
-    def leave(self) -> None:
-        """Stops taking work that another process can do."""
-        ...
-
-    async def drain(self) -> None:
-        """Waits until the running work has ended."""
-        ...
-
-    async def put_back(self) -> None:
-        """Gives work that another process can continue to other processes. Never raises."""
-        ...
-
-    async def close(self) -> None:
-        """Ends all work. Never raises."""
-        ...
 
 
 async def serve_app(

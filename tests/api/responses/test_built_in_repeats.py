@@ -32,12 +32,12 @@ async def test_repeatability_is_stored_in_advance(call: str, tool: dict[str, Any
             await asyncio.wait_for(running.wait(), 10)
             assert kept == [repeatable]
             background = server.state.background
-            await background.put_back(server.state.store)
+            await background.put_back()
             found = await server.state.store.get(made["id"], b"")
             assert found is not None
             assert (found.status == "queued") == repeatable
         finally:
-            await server.state.background.close(server.state.store)
+            await server.state.background.close()
         found = await server.state.store.get(made["id"], b"")
         assert found is not None
         assert found.status == ("queued" if repeatable else "failed")

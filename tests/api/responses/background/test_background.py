@@ -196,7 +196,7 @@ async def test_a_server_stop_fails_responses_that_cannot_be_resumed() -> None:
         while (await server.sdk.responses.retrieve(made.id)).status != "in_progress":
             await asyncio.sleep(0.01)
         await store.background.settle(made.id, b"")  # a reader has its events, so it cannot be resumed
-        await server.app.state.background.close(store)
+        await server.app.state.background.close()
         body = (await server.sdk.responses.retrieve(made.id)).to_dict()
         assert body["status"] == "failed"
         assert body["error"] == {"code": "server_error", "message": STOPPED}

@@ -35,7 +35,7 @@ async def check(token_ids: list[int], step: int, cut: str, seed: int) -> None:
             await server.store.background.end(made["id"], b"", "cancelled")
         elif cut == "stop":
             await server.store.background.settle(made["id"], b"")
-            await server.app.state.background.close(server.store)
+            await server.app.state.background.close()
         body = await server.ended(made["id"])
         events = await resume(server, made["id"])
         if any(event["type"] == "response.in_progress" for event in events):

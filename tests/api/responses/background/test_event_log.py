@@ -187,7 +187,7 @@ async def test_a_resumed_response_keeps_the_fields_of_its_creation(tmp_path: Pat
     store = SqliteStore(path)
     async with serve(Script([], hang=True), store=store) as server:
         made = (await server.post(input="x", background=True))[1]
-        await server.app.state.background.put_back(store)
+        await server.app.state.background.put_back()
     store = SqliteStore(path)
     config = ServerConfig(system_start_date="2026-01-02", default_reasoning_effort="high")
     async with serve(HELLO, store=store, config=config) as server:

@@ -66,7 +66,8 @@ async def serving(
     async with serve(*(texts or (HELLO,)), store=store, **more) as server:
         state = server.app.state
         state.background._beat_seconds = 0.05
-        task = asyncio.create_task(state.background.watch(store, Resumer(state) if watched else None))
+        state.background.resumer = Resumer(state) if watched else None
+        task = asyncio.create_task(state.background.run())
         try:
             yield server
         finally:
@@ -167,7 +168,7 @@ async def test_a_drain_leaves_responses_and_conversations_to_the_next_server(tmp
         _, made = await server.post(input="go", background=True, conversation=conversation)
         while (await server.http.get(f"/v1/responses/{made['id']}")).json()["status"] == "queued":
             await asyncio.sleep(0.01)
-        await server.app.state.background.put_back(server.store)
+        await server.app.state.background.put_back()
         body = (await server.http.get(f"/v1/responses/{made['id']}")).json()
         assert body["status"] == "queued"
     async with serving(SqliteStore(path)) as server:
@@ -185,7 +186,7 @@ async def test_ending_a_waiting_response_frees_its_conversation(tmp_path: Path, 
     async with serving(SqliteStore(path), HANGS, watched=False) as server:
         conversation = (await server.http.post("/v1/conversations", json={})).json()["id"]
         _, made = await server.post(input="go", background=True, conversation=conversation)
-        await server.app.state.background.put_back(server.store)
+        await server.app.state.background.put_back()
     async with serving(SqliteStore(path), watched=False) as server:
         one = f"/v1/responses/{made['id']}"
         assert (await server.post(input="b", conversation=conversation))[0] == 400
@@ -260,7 +261,7 @@ async def test_a_response_is_not_taken_twice_at_once() -> None:
             self.num_taken += 1
             await asyncio.sleep(0.2)
 
-    background, slow = Background(), Slow()
+    background, slow = Background(SqliteStore()), Slow()
     for _ in range(3):
         await background._resume_waiting(slow)
         await asyncio.sleep(0.01)
