@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from chorale.harmony.vocab import Vocabulary
     from chorale.store.store import ResponseStore
     from chorale.tools.contract import ToolService
-    from chorale.tracing.context import Tracer
+    from chorale.tracing.otel import Tracer
 
 
 @dataclass(slots=True)

@@ -1,71 +1,19 @@
 """The current request, for logs and traces: its id, its span, and the work of engines for it.
 
-The server sets ``CURRENT`` for each request; tasks that it starts inherit it. The package opentelemetry is
-not needed for this: spans are created by a ``Tracer`` (``otel``), and without one there are none.
+The server sets ``CURRENT`` for each request; tasks that it starts inherit it. Spans are created by a
+``Tracer`` (``otel``); without one there are none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
 
+from chorale.tracing.otel import Span, Value
 from chorale.tracing.record import RequestRecord
-
-Value = str | bool | int | float | Sequence[str]
-SpanKind = Literal["server", "internal"]
-
-
-class Span(Protocol):
-    """One operation of a trace. It is exported once it has ended."""
-
-    @property
-    def trace_id(self) -> str: ...
-
-    @property
-    def span_id(self) -> str: ...
-
-    @property
-    def is_recording(self) -> bool:
-        """Returns whether it will be exported; otherwise it only passes the trace on."""
-        ...
-
-    def set(self, attributes: Mapping[str, Value | None]) -> None:
-        """Sets attributes; None leaves one out."""
-        ...
-
-    def rename(self, name: str) -> None: ...
-
-    def child(self, name: str, attributes: Mapping[str, Value | None]) -> Span: ...
-
-    def headers(self) -> dict[str, str]:
-        """Returns ``traceparent`` and ``tracestate`` for a service that continues the trace."""
-        ...
-
-    def fail(self, kind: str) -> None:
-        """Marks it as failed. ``kind``: one of few words, such as an error's code."""
-        ...
-
-    def end(self) -> None:
-        """Ends it. Idempotent."""
-        ...
-
-
-class Tracer(Protocol):
-    """Makes the spans of a process and exports them in a thread."""
-
-    def start(
-        self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Value | None], kind: SpanKind
-    ) -> Span:
-        """Begins a span that continues the trace of ``headers``, or a new trace."""
-        ...
-
-    def close(self) -> None:
-        """Exports what has ended, for a few seconds at most, then stops."""
-        ...
 
 
 class IgnoredFields:

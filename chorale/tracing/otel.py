@@ -12,18 +12,20 @@ from __future__ import annotations
 import importlib.util
 import os
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from chorale.errors import ConfigError, install_hint
-from chorale.tracing.context import SpanKind, Value
 from chorale.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span as ApiSpan
+
+Value = str | bool | int | float | Sequence[str]
+SpanKind = Literal["server", "internal"]
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -83,7 +85,7 @@ def is_disabled(environment: Mapping[str, str]) -> bool:
     return off or environment.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none"
 
 
-def open_tracer(endpoint: str | None, process: str) -> OtelTracer | None:
+def open_tracer(endpoint: str | None, process: str) -> Tracer | None:
     """Returns the tracer of this process, or None if there is no collector.
 
     ``endpoint``: the flag's; None: from the environment. Raises ``ConfigError``.
@@ -95,7 +97,7 @@ def open_tracer(endpoint: str | None, process: str) -> OtelTracer | None:
         return None
     url = endpoint or os.environ[named]
     check_endpoint(url, os.environ, named)
-    return OtelTracer(_exporter(endpoint, protocol(url, os.environ)), process)
+    return Tracer(_exporter(endpoint, protocol(url, os.environ)), process)
 
 
 def _exporter(endpoint: str | None, kind: str) -> SpanExporter:
@@ -113,8 +115,11 @@ def _exporter(endpoint: str | None, kind: str) -> SpanExporter:
     return made  # type: ignore[no-any-return, unused-ignore]
 
 
-class OtelTracer:
-    """Implements ``Tracer``. It is not registered as the process's global provider."""
+class Tracer:
+    """Makes the spans of a process and exports them in a thread.
+
+    It is not registered as the process's global provider.
+    """
 
     def __init__(self, exporter: SpanExporter, process: str) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -136,21 +141,23 @@ class OtelTracer:
 
     def start(
         self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Value | None], kind: SpanKind
-    ) -> OtelSpan:
+    ) -> Span:
+        """Begins a span that continues the trace of ``headers``, or a new trace."""
         from opentelemetry.context import Context
 
         return self.begin(name, self.propagator.extract(headers, Context()), attributes, kind)
 
     def begin(
         self, name: str, parent: Context, attributes: Mapping[str, Value | None], kind: SpanKind
-    ) -> OtelSpan:
+    ) -> Span:
         from opentelemetry.trace import SpanKind as ApiKind
 
         known = {key: value for key, value in attributes.items() if value is not None}
         span = self._tracer.start_span(name, context=parent, kind=ApiKind[kind.upper()], attributes=known)
-        return OtelSpan(self, span)
+        return Span(self, span)
 
     def close(self) -> None:
+        """Exports what has ended, for a few seconds at most, then stops."""
         closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
@@ -158,12 +165,12 @@ class OtelTracer:
             self._exporter.shutdown()  # stops its retries; a waiting thread ends with the process
 
 
-class OtelSpan:
-    """Implements ``Span``."""
+class Span:
+    """One operation of a trace. It is exported once it has ended."""
 
     __slots__ = ("_context", "_span", "_tracer")
 
-    def __init__(self, tracer: OtelTracer, span: ApiSpan) -> None:
+    def __init__(self, tracer: Tracer, span: ApiSpan) -> None:
         self._tracer, self._span = tracer, span
         self._context = span.get_span_context()
 
@@ -177,9 +184,11 @@ class OtelSpan:
 
     @property
     def is_recording(self) -> bool:
+        """Returns whether it will be exported; otherwise it only passes the trace on."""
         return self._span.is_recording()
 
     def set(self, attributes: Mapping[str, Value | None]) -> None:
+        """Sets attributes; None leaves one out."""
         for name, value in attributes.items():
             if value is not None:
                 self._span.set_attribute(name, value)
@@ -187,10 +196,11 @@ class OtelSpan:
     def rename(self, name: str) -> None:
         self._span.update_name(name)
 
-    def child(self, name: str, attributes: Mapping[str, Value | None]) -> OtelSpan:
+    def child(self, name: str, attributes: Mapping[str, Value | None]) -> Span:
         return self._tracer.begin(name, self._inside(), attributes, "internal")
 
     def headers(self) -> dict[str, str]:
+        """Returns ``traceparent`` and ``tracestate`` for a service that continues the trace."""
         carrier: dict[str, str] = {}
         self._tracer.propagator.inject(carrier, self._inside())
         return carrier
@@ -203,11 +213,13 @@ class OtelSpan:
         return set_span_in_context(self._span, Context())
 
     def fail(self, kind: str) -> None:
+        """Marks it as failed. ``kind``: one of few words, such as an error's code."""
         from opentelemetry.trace import StatusCode
 
         self._span.set_attribute("error.type", kind)
         self._span.set_status(StatusCode.ERROR)
 
     def end(self) -> None:
+        """Ends it. Idempotent."""
         if self._span.is_recording():
             self._span.end()

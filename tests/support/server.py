@@ -40,7 +40,7 @@ from chorale.serve.http.server import serve_app
 from chorale.store.store import ResponseStore, open_store
 from chorale.tools.contract import ToolService
 from chorale.tools.service import start_tools
-from chorale.tracing.context import Tracer
+from chorale.tracing.otel import Tracer
 from tests.support import PATIENCE
 from tests.support.engine.scripted_client import ScriptedClient
 from tests.support.raw_http import close_connections

@@ -33,7 +33,8 @@ from chorale.errors import (
     RequestError,
 )
 from chorale.tracing import ignored
-from chorale.tracing.context import RequestContext, Span
+from chorale.tracing.context import RequestContext
+from chorale.tracing.otel import Span
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("chorale.access")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from chorale.engine.types import ChunkTimings, GenerateRequest, SamplingSpec, TokenChunk
-from chorale.tracing.context import RequestContext, Span
+from chorale.tracing.context import RequestContext
+from chorale.tracing.otel import Span
 from chorale.tracing.record import Round
 
 CLIENT_LEFT = "client_disconnected"

@@ -14,7 +14,8 @@ from starlette.types import Scope
 
 from chorale.api.telemetry.generation_span import fail
 from chorale.config.engine import ServerConfig
-from chorale.tracing.context import CURRENT, IgnoredFields, RequestContext, Span, Tracer, Value
+from chorale.tracing.context import CURRENT, IgnoredFields, RequestContext
+from chorale.tracing.otel import Span, Tracer, Value
 from chorale.tracing.record import RequestRecord
 
 PROVIDER = "chorale"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from chorale.tracing.context import SpanKind, Value
+from chorale.tracing.otel import SpanKind, Value
 
 
 @dataclass
