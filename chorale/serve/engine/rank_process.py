@@ -28,7 +28,6 @@ from chorale.machine.processes import settle_signals, tune_garbage_collector
 from chorale.model.config import ModelConfig
 from chorale.parallel.channel import Channel
 from chorale.parallel.communicator import ALONE, CommunicationError, Communicator
-from chorale.parallel.distributed import connect
 from chorale.parallel.wire import (
     Adapt,
     Adapted,
@@ -46,13 +45,12 @@ from chorale.parallel.wire import (
     encode,
 )
 from chorale.runtime.adapters import AdapterStore
-from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explained
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, read_start
 from chorale.serve.engine.build_rank import Phases, build_rank, open_rank
-from chorale.serve.engine.ranks import RankStart, make_rank_device
+from chorale.serve.engine.ranks import RankStart, connect_rank, make_rank_device
 from chorale.serve.logs import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -110,19 +108,14 @@ def load_rank(start: RankStart, channel: Channel) -> Serving:
     machine = decode_to_rank(_receive(channel))
     if not isinstance(machine, Machine):
         raise EngineGone
-
-    def meet(rank: int, size: int, device: Device) -> Communicator:
-        seconds = config.distributed_timeout_seconds
-        return connect(Path(start.meeting_point), rank, size, device.torch_device, seconds)
-
     grammars = GrammarCache(model.vocab_size)
     with explained("it could not be loaded", hardware.label):
-        rank_device = make_rank_device(config, model, device, start.rank, machine, meet)
+        rank = connect_rank(config, model, device, start.rank, Path(start.meeting_point))
+        rank_device = make_rank_device(device, rank, machine)
         found = build_rank(config, Path(start.folder), model, rank_device, grammars, Phases(None))
     if found.precompiler is not None:
         found.precompiler.throttle()
-    assert rank_device.rank is not None
-    return Serving(found.executor, grammars, rank_device.rank.communicator, hardware.label, found.adapters)
+    return Serving(found.executor, grammars, rank.communicator, hardware.label, found.adapters)
 
 
 @dataclass(slots=True)

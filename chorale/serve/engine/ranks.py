@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import tempfile
@@ -111,22 +110,16 @@ class StartedRanks:
             self._links = LinkFinder(uuids)
         machine = common_memory(ranks)
         self.processes.send(encode(machine))
-        meet = functools.partial(self._meet, config.distributed_timeout_seconds)
-        rank_device = make_rank_device(config, model, device, 0, machine, meet)
-        if rank_device.rank is not None:
-            self._communicator = rank_device.rank.communicator
-            self.processes.abort_by(rank_device.rank.communicator.abort)
-        return rank_device
-
-    def _meet(self, seconds: int | None, rank: int, size: int, device: Device) -> Communicator:
         try:
-            point = self._private.path / MEETING_POINT
-            return connect(point, rank, size, device.torch_device, seconds)
+            rank = connect_rank(config, model, device, 0, self._private.path / MEETING_POINT)
         except Exception as error:
             own = explain(error, "ranks could not be connected", device.hardware.label)
             if own is None:
                 own = error if isinstance(error, EngineError) else EngineError(str(error))
             raise self.processes.cause(own) from error
+        self._communicator = rank.communicator
+        self.processes.abort_by(rank.communicator.abort)
+        return make_rank_device(device, rank, machine)
 
     def links(self) -> str:
         """Returns the kinds of links between the ranks' GPUs ("NVLink (NV18)"), or "" if they are unknown."""
@@ -147,18 +140,19 @@ class StartedRanks:
         self._private.remove()
 
 
-Meet = Callable[[int, int, Device], Communicator]
+def connect_rank(
+    config: EngineConfig, model: ModelConfig, device: Device, number: int, meeting_point: Path
+) -> Rank:
+    """Connects one rank to the others. Raises ``CommunicationError``."""
+    size, seconds = config.tensor_parallel_size, config.distributed_timeout_seconds
+    communicator = connect(meeting_point, number, size, device.torch_device, seconds)
+    return Rank(shares_of(config, model)[number], communicator)
 
 
-def make_rank_device(
-    config: EngineConfig, model: ModelConfig, device: Device, rank: int, machine: Machine, meet: Meet
-) -> RankDevice:
-    """Returns the device of ``rank``. ``machine``: the common memory; ``meet`` connects the ranks."""
-    size = config.tensor_parallel_size
-    share = shares_of(config, model)[rank]
+def make_rank_device(device: Device, rank: Rank, machine: Machine) -> RankDevice:
+    """Returns the device of ``rank``. ``machine``: the common memory."""
     hardware = replace(machine.hardware, kind=device.hardware.kind, name=device.hardware.name)
-    own = Rank(share, meet(rank, size, device))
-    return RankDevice(device, hardware, own, machine.free_of_ranks)
+    return RankDevice(device, hardware, rank, machine.free_of_ranks)
 
 
 def common_memory(ranks: Sequence[Hardware]) -> Machine:

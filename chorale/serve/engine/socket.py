@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 import zmq
 
@@ -43,24 +44,20 @@ logger = logging.getLogger(__name__)
 FAILURE_LINGER_MS = 500  # time to send the last messages when the socket is closed
 
 
+@dataclass(slots=True)
 class _Owner:
     """The owner of one request: its client, and the number of choices that have not ended."""
 
-    __slots__ = ("client", "num_open")
-
-    def __init__(self, client: bytes, num_open: int) -> None:
-        self.client = client
-        self.num_open = num_open
+    client: bytes
+    num_open: int
 
 
+@dataclass(slots=True)
 class _Follower:
     """A client that follows the prefix index: its requests since then, and the last numbers sent to it."""
 
-    __slots__ = ("last", "num_received")
-
-    def __init__(self) -> None:
-        self.num_received = 0
-        self.last: tuple[int, ...] = ()
+    num_received: int = 0
+    last: tuple[int, ...] = ()
 
 
 class EngineServerSocket:

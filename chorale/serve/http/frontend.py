@@ -35,22 +35,21 @@ _POLL_SECONDS = 0.05  # interval of checking whether the engine is ready for a j
 CUT_GRACE = 5.0  # seconds in which an API process must cancel running requests
 
 
-class HttpFrontend(Protocol):
+class HttpFrontend:
     """The HTTP side. ``run`` serves until it is drained, and raises an exception if it fails."""
 
-    async def run(self) -> None: ...
+    async def run(self) -> None:
+        raise NotImplementedError
 
     def drain(self) -> None:
         """First call: lets running requests finish. Second call: cancels them."""
-        ...
 
     def fail(self, message: str) -> None:
-        """Tells clients that no engine will be started again."""
-        ...
+        """Tells clients that no engine will be started again, unless they notice it themselves."""
 
 
-class InProcessFrontend:
-    """The HTTP server on the supervisor's event loop. The supervisor's signal handlers call ``stop``."""
+class InProcessFrontend(HttpFrontend):
+    """The HTTP server on the supervisor's event loop. ``stop``, which the supervisor calls, drains it."""
 
     def __init__(self, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
         self._start, self._sockets, self._stop = start, sockets, stop
@@ -69,9 +68,6 @@ class InProcessFrontend:
     async def _serve(self, http: ModuleType, client: AnyClient) -> None:
         """``http``: the module ``serve.http.app``."""
         await http.serve_http(client, self._start, self._sockets, self._stop)
-
-    def drain(self) -> None:
-        """Does nothing: the supervisor and the server share ``stop``."""
 
     def fail(self, message: str) -> None:
         if self._client is not None:
@@ -123,7 +119,7 @@ class JobFrontend(InProcessFrontend):
         self._job.stop()
 
 
-class MultiProcessFrontend:
+class MultiProcessFrontend(HttpFrontend):
     """Several API processes, each connected to the engine. One that exits or hangs is restarted."""
 
     def __init__(self, start: ApiStart, *, limits: WatchLimits) -> None:
@@ -196,9 +192,6 @@ class MultiProcessFrontend:
         self._num_drains += 1
         for process in self._processes.values():
             self._terminate(process)
-
-    def fail(self, message: str) -> None:
-        """Does nothing: the processes notice the failure themselves and will soon be stopped."""
 
     @staticmethod
     def _terminate(process: Process) -> None:
