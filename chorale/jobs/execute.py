@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -25,12 +25,9 @@ App = Callable[[Any, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[Non
 CRASHED = "engine_restarted"  # error code of a crash of the engine
 
 
-class Sender(Protocol):
-    """Sends one request. Cancelling the call aborts the request."""
-
-    async def __call__(self, line: Line) -> Answer:
-        """Returns the response, whatever its status. Raises ``NoAnswerError``."""
-        ...
+# Sends one request. Returns the response, whatever its status. Raises ``NoAnswerError``. Cancelling the call
+# aborts the request.
+Sender = Callable[[Line], Awaitable[Answer]]
 
 
 class AppSender:

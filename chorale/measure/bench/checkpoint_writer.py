@@ -68,18 +68,17 @@ def write_shards(
     folder: Path, specs: list[TensorSpec], source: Tensors, num_files: int, threads: int = 1
 ) -> None:
     """Write a file for each layer and one for the rest, with an index."""
-    layers = {number: number for number in range(num_files - 1)}
-    names = {number: f"model-{number + 1:05d}-of-{num_files:05d}.safetensors" for number in range(num_files)}
     shards = {
-        number: [spec for spec in specs if spec.layer == layers.get(number)] for number in range(num_files)
+        f"model-{number:05d}-of-{num_files:05d}.safetensors": [spec for spec in specs if spec.layer == layer]
+        for number, layer in enumerate([*range(num_files - 1), None], 1)
     }
-    weight_map = {spec.name: names[number] for number, shard in shards.items() for spec in shard}
+
+    def write(name: str) -> int:
+        return write_safetensors(folder / name, shards[name], source)
+
     with ThreadPoolExecutor(threads) as pool:
-        jobs = [
-            pool.submit(write_safetensors, folder / names[number], shard, source)
-            for number, shard in reversed(shards.items())  # the largest first
-        ]
-        total = sum(job.result() for job in jobs)
+        total = sum(pool.map(write, reversed(shards)))  # the largest first
+    weight_map = {spec.name: name for name, shard in shards.items() for spec in shard}
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / INDEX_NAME).write_text(json.dumps(index))
 

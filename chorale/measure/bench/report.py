@@ -76,17 +76,10 @@ def page(results: Sequence[dict[str, Any]]) -> str:
     """Returns the page: the machine of the first result, then all results grouped by kind."""
     machine: dict[str, Any] = next((each["machine"] for each in results if each.get("machine")), {})
     pieces = [f"<h1>Chorale benchmarks</h1>{_machine(machine)}"]
-    sections = {
-        "serve": _serve,
-        "throughput": _plain,
-        "latency": _plain,
-        "startup": _plain,
-        "kernels": _kernels,
-    }
-    for kind, section in sections.items():
-        some = [each for each in results if each["kind"] == kind]
-        if some:
-            pieces.append(f"<h2>{kind}</h2>" + section(some))
+    sections = {"serve": _serve, "kernels": _kernels}
+    for kind in NEEDED:
+        if some := [each for each in results if each["kind"] == kind]:
+            pieces.append(f"<h2>{kind}</h2>" + sections.get(kind, _plain)(some))
     head = "<!doctype html><html lang=en><meta charset=utf-8><title>Chorale benchmarks</title>"
     return f"{head}<style>{_STYLE}</style>" + "".join(pieces) + "</html>\n"
 
