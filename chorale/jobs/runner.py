@@ -13,13 +13,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from chorale.config.engine import ServerConfig
 from chorale.errors import ChoraleError
 from chorale.jobs.contents import Contents
 from chorale.jobs.execute import LineRetries, Sender
 from chorale.jobs.leases import Works
 from chorale.jobs.lines import LostError, Sending
 from chorale.jobs.slots import MAX_LINES_BYTES, Slots
-from chorale.jobs.work import BatchLimits, BatchWork
+from chorale.jobs.work import BatchWork
 from chorale.store.batch_rows import Result
 from chorale.store.store import ResponseStore
 
@@ -56,7 +57,7 @@ class BatchRunner(Works[BatchWork]):
         contents: Contents,
         server_id: str,
         engine: Engine,
-        limits: BatchLimits,
+        limits: ServerConfig,
         *,
         woken: asyncio.Event,
         sender: Callable[[bytes], Sender],
@@ -133,7 +134,7 @@ class BatchRunner(Works[BatchWork]):
             for file_id in gone:
                 await self._contents.delete(file_id)
             await self._store.files.forget(gone)
-        if await self._store.batches.sweep(self._limits.ttl) or gone:
+        if await self._store.batches.sweep(self._limits.batch_ttl) or gone:
             self._sweep_soon()  # there may be more
 
     # ------------------------------------------------------------------ the end of the process

@@ -10,7 +10,6 @@ from chorale.client.shares import Shares
 from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
 from chorale.jobs.contents import Contents, open_contents
-from chorale.jobs.work import BatchLimits
 from chorale.store.database.sqlite import MEMORY
 from chorale.store.files import Quota
 from chorale.store.store import ResponseStore
@@ -26,7 +25,6 @@ NONE = "none"  # value of --batch-storage that turns files and batches off
 class BatchService:
     contents: Contents
     quota: Quota
-    limits: BatchLimits
     uploads: Shares = field(default_factory=Shares)  # uploads in progress
     woken: asyncio.Event = field(default_factory=asyncio.Event)  # wakes the runner
 
@@ -56,8 +54,7 @@ def open_service(config: ServerConfig, store: ResponseStore) -> BatchService | N
         config.batch_max_bytes,
         config.batch_max_total_bytes,
     )
-    limits = BatchLimits(config.batch_max_lines, config.max_body_bytes, config.batch_ttl)
-    return BatchService(contents, quota, limits)
+    return BatchService(contents, quota)
 
 
 def check_batch_storage(config: ServerConfig) -> None:

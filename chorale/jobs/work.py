@@ -11,10 +11,11 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from chorale.config.engine import ServerConfig
 from chorale.errors import ChoraleError
 from chorale.jobs.contents import Contents, ContentsError, MissingContentError
 from chorale.jobs.input import Inspection
@@ -35,17 +36,8 @@ _FAULT_OF_STATUS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """``ttl``: seconds for which output files and ended batches are kept."""
-
-    max_lines: int = 50_000
-    max_line_bytes: int = 16 * 2**20
-    ttl: float = 30 * 86400.0
-
-
 class BatchWork(LineWork):
-    """A batch of a server. ``sending``: sends lines as the owner of the batch."""
+    """A batch of a server. ``sending``: sends lines as the owner of the batch. ``limits``: the server's."""
 
     def __init__(
         self,
@@ -55,7 +47,7 @@ class BatchWork(LineWork):
         server_id: str,
         *,
         sending: Sending,
-        limits: BatchLimits,
+        limits: ServerConfig,
         counted: Callable[[Sequence[Result]], None],
     ) -> None:
         super().__init__(
@@ -64,7 +56,7 @@ class BatchWork(LineWork):
             server_id,
             partial(contents.read, batch.input_file_id),
             sending=sending,
-            max_line_bytes=limits.max_line_bytes,
+            max_line_bytes=limits.max_body_bytes,
             counted=counted,
         )
         self._files, self._contents, self._limits = store.files, contents, limits
@@ -130,7 +122,7 @@ class BatchWork(LineWork):
 
     async def _faults(self, found: Inspection) -> list[dict[str, Any]]:
         faults: list[dict[str, Any]] = []
-        most = self._limits.max_lines
+        most = self._limits.batch_max_lines
         async with contextlib.aclosing(found.read(self._read())) as checked:
             async for new in checked:
                 faults += [_fault(str(e.code), e.message, line, e.param) for line, e in new]
@@ -175,7 +167,7 @@ class BatchWork(LineWork):
     async def _write(self, kind: str, pieces: AsyncIterator[bytes]) -> StoredFile:
         """Writes a file, which becomes visible when the batch ends."""
         now = self._files.now
-        lifetime = self._batch.body.get("output_seconds") or self._limits.ttl
+        lifetime = self._batch.body.get("output_seconds") or self._limits.batch_ttl
         file = StoredFile(
             new_file_id(), self.owner, now, now + lifetime, "batch_output", f"{self.id}_{kind}.jsonl", 0
         )

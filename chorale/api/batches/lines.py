@@ -93,7 +93,7 @@ def make_runner(state: ServerState) -> BatchRunner:
         service.contents,
         state.leases.server_id,
         Engine(state.model_names[0], is_ready, concurrency),
-        service.limits,
+        state.config,
         woken=service.woken,
         sender=lambda owner: AppSender(app, scope={OWNER: owner}),
         counted=counted,

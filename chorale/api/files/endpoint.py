@@ -21,6 +21,7 @@ from chorale.api.files.request import KNOWN_PURPOSES, PURPOSES, read_form
 from chorale.api.http.responses import json_response
 from chorale.api.responses.pages import page_object, read_page
 from chorale.api.state import Handler, ServerState
+from chorale.config.engine import ServerConfig
 from chorale.errors import NotFoundError, QueueFullError, invalid
 from chorale.jobs.contents import ContentsError
 from chorale.jobs.service import BatchService
@@ -60,7 +61,7 @@ async def create(state: ServerState, service: BatchService, request: Request) ->
     service.uploads.take(owner)
     try:
         form = await Form(request.stream(), boundary, most).read(partial(service.contents.write, file.id))
-        done = _described(file, form, service)
+        done = _described(file, form, state.config)
         if not await state.store.files.finish(done, state.leases.server_id):
             raise StoreError("the upload was interrupted")
     except BaseException:
@@ -78,11 +79,11 @@ async def _drop(state: ServerState, service: BatchService, file_id: str) -> None
             await service.contents.delete(file_id)
 
 
-def _described(file: StoredFile, form: FormData, service: BatchService) -> StoredFile:
+def _described(file: StoredFile, form: FormData, config: ServerConfig) -> StoredFile:
     fields = read_form(form)
     lifetime = None if fields.expires_after is None else float(fields.expires_after.seconds)
     if lifetime is None and fields.purpose == "batch":
-        lifetime = service.limits.ttl
+        lifetime = config.batch_ttl
     expires = None if lifetime is None else file.created + lifetime
     return replace(
         file, expires=expires, purpose=fields.purpose, filename=form.filename, num_bytes=form.size or 0
