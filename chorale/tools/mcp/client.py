@@ -136,20 +136,6 @@ class McpClient:
                 return tuple(found.values())
         raise McpError(f"the list of tools has more than {_MAX_PAGES} pages")
 
-    async def run(
-        self, name: str, arguments: Mapping[str, Any], token: str
-    ) -> AsyncGenerator[McpProgress | CallOutcome, None]:
-        """Calls a tool, connecting first if necessary. After an ``McpError`` the next ``run`` reconnects."""
-        try:
-            if not self.connected:
-                await self.connect()
-            async with contextlib.aclosing(self.call(name, arguments, token)) as items:
-                async for item in items:
-                    yield item
-        except McpError:
-            await self.aclose()
-            raise
-
     async def outcome(self, name: str, arguments: Mapping[str, Any], token: str) -> CallOutcome:
         """Runs a tool without its progress. Raises ``McpError``."""
         async with contextlib.aclosing(self.run(name, arguments, token)) as items:
@@ -158,10 +144,13 @@ class McpClient:
                     return item
         raise McpError("the call ended without an outcome")
 
-    async def call(
+    async def run(
         self, name: str, arguments: Mapping[str, Any], token: str
     ) -> AsyncGenerator[McpProgress | CallOutcome, None]:
-        """Yields progress, then the outcome. Raises ``McpError``."""
+        """Calls a tool, and yields its progress, then its outcome. Raises ``McpError``.
+
+        Connects first if necessary. After an ``McpError`` the next call connects again.
+        """
         notes: asyncio.Queue[McpProgress | None] = asyncio.Queue()  # None: the call has ended
 
         def on_note(message: Message) -> None:
@@ -177,11 +166,16 @@ class McpClient:
             while (note := await notes.get()) is not None:
                 yield note
             yield read_outcome(task.result(), self._limits)
+        except McpError:
+            await self.aclose()
+            raise
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     async def _call(self, params: Mapping[str, Any], on_note: Callable[[Message], None]) -> dict[str, Any]:
+        if not self.connected:
+            await self.connect()
         seconds = self._limits.call_seconds
         async with deadline(seconds, McpError(f"no answer within {seconds:g} s")):
             return result_of(await self._request("tools/call", params, on_note))

@@ -58,7 +58,7 @@ async def talk(kind: str) -> tuple[list[str], Any]:
     try:
         await client.connect()
         names = [tool.name for tool in await client.list_tools()]
-        return names, [item async for item in client.call("echo", {"t": "x"}, "call_1")]
+        return names, [item async for item in client.run("echo", {"t": "x"}, "call_1")]
     finally:
         await client.aclose()
 
@@ -328,7 +328,7 @@ async def test_a_cancelled_call_is_cancelled_in_the_server(tmp_path: Path) -> No
 
     client = liar("records", str(file))
     await client.connect()
-    call = client.call("echo", {}, "t")
+    call = client.run("echo", {}, "t")
     task = asyncio.ensure_future(anext(call))
     number = (await until("tools/call"))["id"]
     task.cancel()
