@@ -58,6 +58,7 @@ from chorale.errors import (
     RequestTimeoutError,
 )
 from chorale.machine.processes import HEARTBEAT_TIMEOUT, LOADING_TIMEOUT, Silence
+from chorale.machine.tasks import end_tasks
 
 MIN_RETRY_AFTER = 1.0  # seconds
 
@@ -193,8 +194,7 @@ class RemoteClient:
         ticker, self._ticker = self._ticker, None
         if ticker is None:
             return
-        ticker.cancel()
-        await asyncio.gather(ticker, return_exceptions=True)
+        await end_tasks(ticker)
         self._connection.send(Unregister())
         self._connection.close()
         self._engine_id = ""

@@ -13,6 +13,7 @@ from chorale.client.shares import Shares
 from chorale.engine.types import Owner
 from chorale.errors import ChoraleError, EngineError, QueueFullError
 from chorale.jobs.leases import BEAT_SECONDS, Leases, Works
+from chorale.machine.tasks import end_tasks
 
 if TYPE_CHECKING:
     from chorale.store.store import ResponseStore
@@ -155,9 +156,7 @@ class Background(Works[Job]):
     async def put_back(self) -> None:
         """Puts back resumable responses for other servers or the next start of this one. Never raises."""
         self.closing = True
-        for task in list(self._resuming):
-            task.cancel()
-        await asyncio.gather(*self._resuming, return_exceptions=True)
+        await end_tasks(*self._resuming)
         try:
             left = await self._rows.put_back(self.leases.server_id)
         except ChoraleError as error:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from chorale.errors import ChoraleError
 from chorale.ids import new_id
+from chorale.machine.tasks import end_tasks
 
 if TYPE_CHECKING:
     from chorale.store.protocol import Lease
@@ -158,7 +159,4 @@ class Works(Service, Generic[Work]):
             await asyncio.wait(self._tasks.values())
 
     async def _abort(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks.values())

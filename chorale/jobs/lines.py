@@ -16,6 +16,7 @@ from chorale.jobs.execute import LineRetries, Sender, execute
 from chorale.jobs.input import split_lines
 from chorale.jobs.line import LARGE, Line, Record, parse_line
 from chorale.jobs.slots import Slots
+from chorale.machine.tasks import end_tasks
 from chorale.requests.usage import usage_of
 from chorale.store.batch_rows import Result, StoredBatch, Tokens
 from chorale.store.batches import Batches
@@ -137,8 +138,7 @@ class LineWork:
                 await sending
         finally:
             self._task = None
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            await end_tasks(sending)
             for sent in self._taken:
                 self._slots.free(sent.size)
             self._taken.clear()

@@ -21,6 +21,7 @@ from chorale.client.wire import curve
 from chorale.client.wire.messages import DECODE_ERRORS, decode_heartbeat
 from chorale.machine.platforms import CUDA, find_platform
 from chorale.machine.processes import how_ended, module_command
+from chorale.machine.tasks import end_tasks
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -211,9 +212,7 @@ class EngineMonitor:
             return await end(process, self._limits.kill_grace), hang_reason
         finally:
             self.pid = None
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*tasks)
             if process.returncode is None:  # cancelled: leave no orphan
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()

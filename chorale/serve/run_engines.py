@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import zmq
 
 from chorale.client.wire.messages import Heartbeat, encode, heartbeat_address
+from chorale.machine.tasks import end_tasks
 from chorale.serve.bootstrap import EngineStart
 from chorale.serve.engine_monitor import EngineMonitor
 
@@ -26,9 +27,7 @@ async def run_engines(monitors: Sequence[EngineMonitor], starts: Sequence[Engine
     try:
         *_, last = [await each for each in asyncio.as_completed(engines)]
     finally:
-        for each in (*engines, *reports):
-            each.cancel()
-        await asyncio.gather(*engines, *reports, return_exceptions=True)
+        await end_tasks(*engines, *reports)
     return last
 
 

@@ -24,6 +24,7 @@ from chorale.client.summary import merge_info
 from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import ChoraleError, ConfigError
 from chorale.machine.processes import settle_signals
+from chorale.machine.tasks import end_tasks
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -171,9 +172,7 @@ class Supervisor:
                 monitor.stop()
             await asyncio.wait([engine], timeout=self._limits.kill_grace + ENGINE_STOP_SLACK)
         finally:
-            for task in (stopped, frontend, engine):
-                task.cancel()
-            await asyncio.gather(stopped, frontend, engine, return_exceptions=True)
+            await end_tasks(stopped, frontend, engine)
         return code
 
     async def _verdict(self, engine: asyncio.Task[int], frontend: asyncio.Task[None]) -> int:

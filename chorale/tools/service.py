@@ -11,6 +11,7 @@ from typing import Any
 
 from chorale.config.engine import ToolConfig
 from chorale.errors import ConfigError
+from chorale.machine.tasks import end_tasks
 from chorale.tools.box import Box
 from chorale.tools.browser.backends import SearchBackend
 from chorale.tools.browser.history import History
@@ -236,9 +237,7 @@ class BuiltinToolService:
         self._found.available[label] = f"MCP server {entry}, {len(listing.tools)} tools"
 
     async def aclose(self) -> None:
-        if self._seeker is not None:
-            self._seeker.cancel()
-            await asyncio.gather(self._seeker, return_exceptions=True)
+        await end_tasks(self._seeker)
         if self._pool is not None:
             await self._pool.aclose()
         for fetcher in self._fetchers:

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from chorale.api.http.sse import error_event
 from chorale.errors import ChoraleError
+from chorale.machine.tasks import end_tasks
 from chorale.turns.direct import Direct
 
 logger = logging.getLogger(__name__)
@@ -70,9 +71,7 @@ class EventStream(Response):
             await asyncio.wait(tasks[:2], return_when=asyncio.FIRST_COMPLETED)
         finally:
             # Cancelled because of a disconnect or by the server; both are handled alike.
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*tasks)
             with contextlib.suppress(Exception):
                 await self.source.aclose()
             if self._on_end is not None:
@@ -143,6 +142,4 @@ async def until_disconnect(request: Request, awaitable: Awaitable[Result]) -> Re
             raise ClientDisconnect
         return work.result()
     finally:
-        work.cancel()
-        watch.cancel()
-        await asyncio.gather(work, watch, return_exceptions=True)
+        await end_tasks(work, watch)

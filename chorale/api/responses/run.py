@@ -31,6 +31,7 @@ from chorale.api.responses.translate import RenderOptions, Translator
 from chorale.api.state import ServerState
 from chorale.engine.types import SamplingSpec
 from chorale.errors import ChoraleError, EngineError
+from chorale.machine.tasks import end_tasks
 from chorale.store.protocol import KEPT, Lease, StoredItem, StoredResponse
 from chorale.turns.events import OutputEvent, ToolStarted, TurnEnded, Usage
 from chorale.turns.run import run_turn
@@ -200,9 +201,7 @@ class Run:
 
     async def close(self) -> None:
         """Stops the turn and aborts it in the engine. Idempotent."""
-        if self._first is not None:
-            self._first.cancel()
-            await asyncio.gather(self._first, return_exceptions=True)
+        await end_tasks(self._first)
         if self._turn is not None:
             await self._turn.aclose()
 

@@ -34,6 +34,7 @@ from chorale.config.seeds import SEED_BITS
 from chorale.engine.commands import Command, Outcome
 from chorale.engine.types import NOBODY, EngineStats, GenerateRequest, Owner, TokenChunk
 from chorale.errors import ChoraleError, ConflictError, EngineDeadError, EngineError, EngineLoadingError
+from chorale.machine.tasks import end_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -170,9 +171,7 @@ class FleetClient:
     async def close(self) -> None:
         """End the requests in flight, and close all connections. Idempotent."""
         self._closed = True
-        if self._ticker is not None:
-            self._ticker.cancel()
-            await asyncio.gather(self._ticker, return_exceptions=True)
+        await end_tasks(self._ticker)
         for asked in list(self._requests.values()):
             self._leave(asked)
             asked.stream.fail(EngineDeadError("the server is shutting down"))

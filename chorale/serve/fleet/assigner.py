@@ -12,6 +12,7 @@ from chorale.client.fleet.fleet import FleetClient
 from chorale.client.fleet.members import Ticket
 from chorale.client.wire.messages import EngineAddress
 from chorale.errors import EngineDeadError
+from chorale.machine.tasks import end_tasks
 from chorale.serve.fleet.holds import HoldClient
 
 if TYPE_CHECKING:
@@ -46,10 +47,7 @@ class RayAssigner:
     async def close(self) -> None:
         for call in self._calls.values():
             call.response.cancel()
-        tasks = [call.task for call in self._calls.values() if call.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*(call.task for call in self._calls.values()))
         self._holds.close()
 
     # ------------------------------------------------------------------ Assigner

@@ -20,6 +20,7 @@ from chorale.client.fleet.fixed_members import FixedFleet
 from chorale.client.remote import RemoteClient
 from chorale.errors import ChoraleError, ConfigError, EngineLoadingError
 from chorale.machine.processes import LOADING_TIMEOUT, Silence, module_command
+from chorale.machine.tasks import end_tasks
 from chorale.serve.bootstrap import EXIT_CONFIG, ApiStart
 from chorale.serve.engine_monitor import WATCH_INTERVAL, end, spawn
 from chorale.serve.watch import RestartPolicy, WatchLimits
@@ -134,9 +135,7 @@ class MultiProcessFrontend(HttpFrontend):
         try:
             await asyncio.gather(*workers)
         finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+            await end_tasks(*workers)
             await asyncio.gather(*(end(process, CUT_GRACE) for process in self._processes.values()))
 
     async def _keep(self, index: int) -> None:

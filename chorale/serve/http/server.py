@@ -24,6 +24,7 @@ from chorale.api.listening import BACKLOG, Stop
 from chorale.config.engine import ServerConfig
 from chorale.jobs.leases import Service
 from chorale.machine.processes import quick_switching
+from chorale.machine.tasks import end_tasks
 from chorale.serve.http.protocol import limited_protocol
 from chorale.serve.http.tls import check_tls, refresh_tls
 
@@ -142,9 +143,7 @@ async def serve_app(
             await serving
             await _finish(services, timeout, stop)
         finally:
-            for helper in helpers:
-                helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
+            await end_tasks(*helpers)
 
 
 @contextlib.asynccontextmanager
@@ -182,9 +181,7 @@ async def _running(services: Sequence[Service]) -> AsyncIterator[None]:
         finally:
             for service in services:
                 await service.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*tasks)
 
 
 async def _drain(
@@ -222,9 +219,7 @@ async def _finish(services: Sequence[Service], timeout: float, stop: Stop) -> No
     draining = asyncio.gather(*(service.drain() for service in services))
     hurry = asyncio.create_task(stop.hurry.wait())
     await asyncio.wait((draining, hurry), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-    draining.cancel()
-    hurry.cancel()
-    await asyncio.gather(draining, hurry, return_exceptions=True)
+    await end_tasks(draining, hurry)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

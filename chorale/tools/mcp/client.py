@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from chorale.machine.tasks import end_tasks
 from chorale.tools.contract import McpProgress, McpToolInfo
 from chorale.tools.errors import deadline
 from chorale.tools.mcp.transport import NotThisTransport, Transport
@@ -170,8 +171,7 @@ class McpClient:
             await self.aclose()
             raise
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks(task)
 
     async def _call(self, params: Mapping[str, Any], on_note: Callable[[Message], None]) -> dict[str, Any]:
         if not self.connected:

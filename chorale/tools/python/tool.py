@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from chorale.harmony.builtin_tools import python_tool
+from chorale.machine.tasks import end_tasks
 from chorale.tools.contract import (
     CodeOutput,
     CodeStarted,
@@ -127,14 +128,8 @@ class SessionPool:
                     await self._end(key, session)
 
     async def aclose(self) -> None:
-        if self._first is not None:
-            self._first.cancel()
-            await asyncio.gather(self._first, return_exceptions=True)
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
-            self._sweeper = None
+        await end_tasks(self._first, self._sweeper)
+        self._sweeper = None
         while self._sessions:
             await self._sessions.popitem()[1][1].close()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chorale.errors import QueueFullError, RequestError
+from chorale.machine.tasks import end_tasks
 
 # OpenAI's limits per connection.
 MAX_LANES = 32
@@ -100,7 +101,4 @@ class Lanes:
     async def cancel(self) -> None:
         """Cancels all requests."""
         self.drop_waiting()
-        running = [lane.task for lane in self._lanes.values() if lane.task is not None]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end_tasks(*(lane.task for lane in self._lanes.values()))

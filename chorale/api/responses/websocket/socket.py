@@ -38,6 +38,7 @@ from chorale.api.state import ServerState, select_model
 from chorale.api.telemetry.generation_span import CLIENT_LEFT as DISCONNECTED
 from chorale.api.telemetry.request_trace import begin_request, end_request
 from chorale.errors import ChoraleError, EngineLoadingError, QueueFullError, RequestError, invalid
+from chorale.machine.tasks import end_tasks
 from chorale.store.protocol import KEPT, PreviousResponseNotFoundError, StoredItem
 from chorale.tracing.context import CURRENT
 from chorale.tracing.ignored import header, warnings
@@ -95,9 +96,7 @@ class Session:
             if reading not in done:
                 await self._drain(reading, expired=not done)
         finally:
-            for task in (reading, leaving):
-                task.cancel()
-            await asyncio.gather(reading, leaving, return_exceptions=True)
+            await end_tasks(reading, leaving)
             await self._lanes.cancel()
 
     async def _drain(self, reading: asyncio.Task[None], *, expired: bool) -> None:
