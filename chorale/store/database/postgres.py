@@ -3,6 +3,8 @@
 The tables of ``schema.py`` are in the database schema ``chorale``. Every write transaction takes the same
 advisory lock, so writes are serialized as in SQLite: the same statements are correct on both, without
 deadlocks or retries. Queued writes of a server share one commit.
+
+Imported only for a URL of PostgreSQL. Raises ``ConfigError`` if psycopg is missing.
 """
 
 from __future__ import annotations
@@ -18,6 +20,14 @@ from chorale.errors import ConfigError, install_hint
 from chorale.store.database.connection_thread import LOCK_SECONDS
 from chorale.store.database.schema import create
 from chorale.store.protocol import StoreError
+
+try:
+    import psycopg
+    from psycopg.waiting import Ready, Wait
+except ImportError:
+    raise ConfigError(
+        f"--response-store postgresql://... needs psycopg: {install_hint('postgres')}"
+    ) from None
 
 _LOCK = 0x63686F72616C65  # key of the writers' advisory lock: "chorale" in ASCII
 _LOCK_NOT_AVAILABLE = "55P03"
@@ -41,67 +51,37 @@ def _placeholders(sql: str) -> str:
     return sql.replace("?", "%s")
 
 
-@functools.cache
-def _limited() -> Any:
-    """Returns a connection class that closes the connection if there is no answer by the time ``until``.
+class PostgresDatabase(psycopg.Connection[Any]):
+    """A ``Database`` on a connection of psycopg, which is closed if there is no answer by the time ``until``.
 
     PostgreSQL's own limits (``statement_timeout``) have no effect while its processes hang.
     """
-    import psycopg
-    from psycopg.waiting import Ready, Wait
 
-    class Limited(psycopg.Connection[Any]):
-        until = 0.0  # time.monotonic()
+    errors = psycopg.Error
+    until = 0.0  # time.monotonic()
 
-        def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
-            try:
-                wanted = next(gen)
-                while True:
-                    poll = select.poll()
-                    writes = select.POLLOUT if wanted & Wait.W else 0
-                    poll.register(self.pgconn.socket, writes | (select.POLLIN if wanted & Wait.R else 0))
-                    left = max(_LEAST_SECONDS, self.until - time.monotonic())
-                    if not (found := poll.poll(left * 1000)):
-                        self.pgconn.finish()
-                        raise psycopg.OperationalError("the database server did not answer in time")
-                    event = found[0][1]  # errors count as readable: the read raises them
-                    ready = (event & ~select.POLLOUT and Ready.R) | (event & select.POLLOUT and Ready.W)
-                    wanted = gen.send(Ready(ready))
-            except StopIteration as stop:
-                return stop.value
+    def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
+        try:
+            wanted = next(gen)
+            while True:
+                poll = select.poll()
+                writes = select.POLLOUT if wanted & Wait.W else 0
+                poll.register(self.pgconn.socket, writes | (select.POLLIN if wanted & Wait.R else 0))
+                left = max(_LEAST_SECONDS, self.until - time.monotonic())
+                if not (found := poll.poll(left * 1000)):
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError("the database server did not answer in time")
+                event = found[0][1]  # errors count as readable: the read raises them
+                ready = (event & ~select.POLLOUT and Ready.R) | (event & select.POLLOUT and Ready.W)
+                wanted = gen.send(Ready(ready))
+        except StopIteration as stop:
+            return stop.value
 
-    return Limited
-
-
-class PostgresDatabase:
-    """A ``Database`` on one psycopg connection. ``conninfo`` is libpq's, usually a URL."""
-
-    def __init__(self, conninfo: str) -> None:
-        import psycopg
-
-        self._connection = _limited().connect(
-            conninfo,
-            autocommit=True,
-            connect_timeout=2,  # minimum of psycopg
-            tcp_user_timeout=10_000,  # ms; bounds the wait for an unreachable server
-            application_name="chorale",
-        )
-        self.errors: type[Exception] = psycopg.Error
-        self._wait_for(LOCK_SECONDS)
-        # A Chorale server that disappears during a write must not block the others for long.
-        self._connection.execute("SET idle_in_transaction_session_timeout = '60s'")
-        self._connection.execute("SET lock_timeout = '30s'")
-        self._connection.execute("SET statement_timeout = '60s'")
-
-    @property
-    def broken(self) -> bool:
-        return bool(self._connection.closed)
-
-    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Any:
-        return self._connection.execute(_placeholders(sql), parameters or None)
+    def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
+        return super().execute(_placeholders(query), params or None, **options)
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> Any:
-        cursor = self._connection.cursor()
+        cursor = self.cursor()
         cursor.executemany(_placeholders(sql), rows)
         return cursor
 
@@ -111,46 +91,39 @@ class PostgresDatabase:
     def is_busy(self, error: Exception) -> bool:
         return getattr(error, "sqlstate", None) == _LOCK_NOT_AVAILABLE
 
-    def _wait_for(self, seconds: float) -> None:
-        self._connection.until = time.monotonic() + seconds
-
     def begin(self, writes: bool, seconds: float) -> None:
-        self._wait_for(seconds)
-        self._connection.execute("BEGIN" if writes else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        self.until = time.monotonic() + seconds
+        self.execute("BEGIN" if writes else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         # The limit covers every lock of the transaction, also on rows and tables; 0 would mean no limit. It
         # is shorter than ``until``, which would close the connection.
-        self._connection.execute(f"SET LOCAL lock_timeout = {max(1, int(seconds * 900))}")
+        self.execute(f"SET LOCAL lock_timeout = {max(1, int(seconds * 900))}")
         if writes:
-            self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-
-    def commit(self) -> None:
-        self._connection.commit()
-
-    def rollback(self) -> None:
-        self._connection.rollback()
+            self.execute("SELECT pg_advisory_xact_lock(?)", (_LOCK,))
 
     def give_back(self, num_evicted: int) -> bool:
         """Does nothing: PostgreSQL's autovacuum releases the space."""
         return False
 
-    def close(self) -> None:
-        self._connection.close()
-
 
 def connect(conninfo: str, creating: bool) -> PostgresDatabase:
     """Opens a connection; creates the tables if ``creating``.
 
-    Raises ``StoreError`` while the database cannot be reached, ``ConfigError`` if psycopg is missing or the
-    tables have another format.
+    Raises ``StoreError`` while the database cannot be reached, ``ConfigError`` if the tables have another
+    format.
     """
     try:
-        import psycopg
-    except ImportError:
-        raise ConfigError(
-            f"--response-store postgresql://... needs psycopg: {install_hint('postgres')}"
-        ) from None
-    try:
-        database = PostgresDatabase(conninfo)
+        database = PostgresDatabase.connect(
+            conninfo,
+            autocommit=True,
+            connect_timeout=2,  # minimum of psycopg
+            tcp_user_timeout=10_000,  # ms; bounds the wait for an unreachable server
+            application_name="chorale",
+        )
+        database.until = time.monotonic() + LOCK_SECONDS
+        # A Chorale server that disappears during a write must not block the others for long.
+        database.execute("SET idle_in_transaction_session_timeout = '60s'")
+        database.execute("SET lock_timeout = '30s'")
+        database.execute("SET statement_timeout = '60s'")
         if creating:
             _create(database)
         database.execute("SET search_path TO chorale")
