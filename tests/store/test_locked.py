@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from chorale.store.access import Access, Bounds
-from chorale.store.database.postgres import _LOCK, connect
 from chorale.store.store import ResponseStore, SqliteStore, StoreError
 from tests.support.responses import serve
 from tests.support.store.postgres import hung
@@ -131,6 +130,8 @@ async def test_later_operations_have_a_later_deadline(tmp_path: Path) -> None:
 
 
 def postgres_store(database: str) -> ResponseStore:
+    from chorale.store.database.postgres import connect
+
     return ResponseStore(Access(partial(connect, database), Bounds(), lock_seconds=LOCK_SECONDS))
 
 
@@ -181,6 +182,8 @@ async def test_reads_and_writes_of_postgresql_recover_together(database: str) ->
 
 async def test_a_locked_postgresql_has_the_same_deadline(database: str) -> None:
     import psycopg
+
+    from chorale.store.database.postgres import _LOCK
 
     store = postgres_store(database)
     made = await store.conversations.create(b"", {}, [])
