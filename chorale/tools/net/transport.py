@@ -33,11 +33,10 @@ async def system_resolve(host: str, port: int) -> Sequence[str]:
     return [str(entry[4][0]) for entry in found]
 
 
-class _JudgingBackend(httpcore2.AsyncNetworkBackend):
+class _JudgingBackend(httpcore2.AnyIOBackend):
     def __init__(self, policy: AddressPolicy, resolve: Resolve) -> None:
         self._policy = policy
         self._resolve = resolve
-        self._inner = httpcore2.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -51,21 +50,10 @@ class _JudgingBackend(httpcore2.AsyncNetworkBackend):
         last: Exception | None = None
         for address in addresses[:_MAX_ADDRESSES]:
             try:
-                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+                return await super().connect_tcp(address, port, timeout, local_address, socket_options)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 last = error
         raise last if last is not None else httpcore2.ConnectError("no address")
-
-    async def connect_unix_socket(
-        self,
-        path: str,
-        timeout: float | None = None,
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        raise httpcore2.ConnectError("unix sockets are not supported")
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
     async def _judged(self, host: str, port: int, timeout: float | None) -> list[str]:
         try:
