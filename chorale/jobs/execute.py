@@ -23,6 +23,7 @@ Message = dict[str, Any]
 App = Callable[[Any, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
 CRASHED = "engine_restarted"  # error code of a crash of the engine
+_HEADERS = (b"retry-after", HEADER.encode())
 
 
 # Sends one request. Returns the response, whatever its status. Raises ``NoAnswerError``. Cancelling the call
@@ -41,10 +42,31 @@ class AppSender:
         self._app, self._extra = app, dict(scope)
 
     async def __call__(self, line: Line) -> Answer:
-        exchange = _Exchange(line.body)
-        request_id = new_id("req")
-        await self._app(self._scope(line, request_id), exchange.receive, exchange.send)
-        return exchange.answer(request_id)
+        request_id, bodies = new_id("req"), [line.body]
+        start: Message = {}
+        pieces: list[bytes] = []
+        is_complete = False
+
+        async def receive() -> Message:
+            if bodies:
+                return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+            await asyncio.Event().wait()  # the client never disconnects: callers cancel instead
+            raise AssertionError("unreachable")
+
+        async def send(message: Message) -> None:
+            nonlocal is_complete
+            if message["type"] == "http.response.start":
+                start.update(message)
+            elif message["type"] == "http.response.body":
+                pieces.append(message.get("body", b""))
+                is_complete = not message.get("more_body", False)
+
+        await self._app(self._scope(line, request_id), receive, send)
+        if not is_complete:
+            raise NoAnswerError("the server ended the request without a complete answer")
+        headers = dict(start.get("headers", ()))
+        asked, ignored = (headers.get(name, b"").decode("latin-1") for name in _HEADERS)
+        return Answer(start["status"], request_id, b"".join(pieces), retry_after(asked), ignored)
 
     def _scope(self, line: Line, request_id: str) -> Scope:
         return {
@@ -68,40 +90,6 @@ class AppSender:
             "state": {},
             **self._extra,
         }
-
-
-class _Exchange:
-    """``receive`` and ``send`` of one request. The client never disconnects: callers cancel instead."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body: bytes | None = body
-        self._status = 0
-        self._retry_after: float | None = None
-        self._ignored = ""
-        self._pieces: list[bytes] = []
-        self._complete = False
-
-    async def receive(self) -> Message:
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
-        await asyncio.Event().wait()
-        raise AssertionError("unreachable")
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._status = message["status"]
-            headers = dict(message.get("headers", ()))
-            self._retry_after = retry_after(headers.get(b"retry-after", b"").decode("latin-1"))
-            self._ignored = headers.get(HEADER.encode(), b"").decode("latin-1")
-        elif message["type"] == "http.response.body":
-            self._pieces.append(message.get("body", b""))
-            self._complete = not message.get("more_body", False)
-
-    def answer(self, request_id: str) -> Answer:
-        if not self._complete:
-            raise NoAnswerError("the server ended the request without a complete answer")
-        return Answer(self._status, request_id, b"".join(self._pieces), self._retry_after, self._ignored)
 
 
 class UrlSender:
