@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -29,10 +30,9 @@ _LOCAL = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 def create_app(server: ToolServer, *, host: str, key: str | None) -> ASGIApp:
     """Builds the app. ``host``: its listening address. ``key``: the bearer token that clients must send."""
-    face = _Face(server)
     app = Starlette(
         routes=[
-            Route("/mcp", face.streamable, methods=["POST", "GET", "DELETE"]),
+            Route("/mcp", partial(_streamable, server), methods=["POST", "GET", "DELETE"]),
             Route("/health", _health, methods=["GET"]),
         ]
     )
@@ -81,32 +81,28 @@ def _hostname(url: str) -> str | None:
         return None
 
 
-class _Face:
-    def __init__(self, server: ToolServer) -> None:
-        self._server = server
-
-    async def streamable(self, request: Request) -> Response:
-        if request.method == "GET":
-            return Response("this server offers no GET stream", 405, {"allow": "POST, DELETE"})
-        session = request.headers.get("mcp-session-id", "")
-        if request.method == "DELETE":
-            if "x-session-id" not in request.headers:  # a named session outlives its connection
-                await self._server.end(_session(request, session))
-            return Response(status_code=204)
-        message = await _read(request)
-        if isinstance(message, Response):
-            return message
-        headers = {}
-        if message.get("method") == "initialize":
-            session = secrets.token_hex(16)
-            headers["mcp-session-id"] = session
-        if message.get("id") is None or message.get("method") is None:
-            return Response(status_code=202)
-        answers = self._server.answer(message, _session(request, session))
-        if message["method"] == "tools/call" and "text/event-stream" in request.headers.get("accept", ""):
-            return StreamingResponse(_as_events(answers), media_type="text/event-stream", headers=headers)
-        messages = [answer async for answer in answers]
-        return Response(encode(messages[-1]), 200, headers, "application/json")
+async def _streamable(server: ToolServer, request: Request) -> Response:
+    if request.method == "GET":
+        return Response("this server offers no GET stream", 405, {"allow": "POST, DELETE"})
+    session = request.headers.get("mcp-session-id", "")
+    if request.method == "DELETE":
+        if "x-session-id" not in request.headers:  # a named session outlives its connection
+            await server.end(_session(request, session))
+        return Response(status_code=204)
+    message = await _read(request)
+    if isinstance(message, Response):
+        return message
+    headers = {}
+    if message.get("method") == "initialize":
+        session = secrets.token_hex(16)
+        headers["mcp-session-id"] = session
+    if message.get("id") is None or message.get("method") is None:
+        return Response(status_code=202)
+    answers = server.answer(message, _session(request, session))
+    if message["method"] == "tools/call" and "text/event-stream" in request.headers.get("accept", ""):
+        return StreamingResponse(_as_events(answers), media_type="text/event-stream", headers=headers)
+    messages = [answer async for answer in answers]
+    return Response(encode(messages[-1]), 200, headers, "application/json")
 
 
 async def _read(request: Request) -> Message | Response:
