@@ -58,7 +58,7 @@ class Bench:
     def forget(self) -> None:
         """Empties the prefix indexes of the device and the host."""
         self.switch(on=True)
-        self._engine.cache.pool.forget_all()
+        self._engine.cache.forget_all()
 
     def prompt(self, length: int) -> list[int]:
         most = min(199_000, self.llm.info.vocab_size)

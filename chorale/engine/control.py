@@ -187,7 +187,7 @@ class Control:
             return
         if len(self._missing) < len(MEMORY) or level > (self.sleep_level or 0):
             self._scheduler.preempt_all()
-            self._engine.cache.pool.forget_all()
+            self._engine.cache.forget_all()
             self.sleep_level = level
             self._missing = set(MEMORY)
             self._device.execute(Command(action="sleep", level=level))
@@ -244,7 +244,7 @@ class Control:
             self._has_lost_weights = False
             # The keys and values of the old weights must not meet those of the new ones.
             self._scheduler.preempt_all()
-            self._engine.cache.pool.forget_all()
+            self._engine.cache.forget_all()
             self._engine.set_weight_version(command.version or str(self._num_updates))
             self._end_update()
 
@@ -258,7 +258,7 @@ class Control:
         pool = self._engine.cache.pool
         if pool.num_free < pool.num_blocks:
             return False  # running requests hold the others
-        pool.forget_all()
+        self._engine.cache.forget_all()
         return True
 
     def fail(self) -> None:

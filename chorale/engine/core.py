@@ -290,8 +290,8 @@ class EngineCore:
         if tier is None or loads is None:
             return {}
         return {
-            "host_pages_used": tier.slots.num_used,
-            "host_pages_total": tier.slots.num_slots,
+            "host_pages_used": tier.slots.num_blocks - tier.slots.num_plain,
+            "host_pages_total": tier.slots.num_blocks,
             "host_cache_queries": self._scheduler.host_queries,
             "host_cache_hits": self._scheduler.host_hits,
             "host_prompt_tokens": self._scheduler.committer.num_host_tokens,

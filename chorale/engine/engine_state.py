@@ -388,4 +388,4 @@ class EngineState:
                 self.rows.release(row)
         if self.loads is not None:
             self.loads.fail()
-        self.cache.pool.forget_all()
+        self.cache.forget_all()

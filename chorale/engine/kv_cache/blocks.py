@@ -1,7 +1,7 @@
 """BlockPool: free blocks, reference counts, and the prefix index.
 
-One pool of equal blocks serves both cache groups. Operations on one block are O(1). A block is in exactly one
-state:
+One pool of equal blocks serves both cache groups; another is the list of the pages in host memory. Operations
+on one block are O(1). A block is in exactly one state:
 
     owned        refs > 0: the number of block tables that contain it
     cached-free  refs == 0, in the prefix index: a hit revives it, an allocation may evict it (oldest first)
@@ -14,31 +14,36 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from time import monotonic
 from typing import Any
 
 from chorale.engine.histogram import BLOCK_SECONDS, Histogram
-from chorale.engine.kv_cache.host_tier import HostTier
-from chorale.engine.kv_cache.index_log import IndexLog
+from chorale.engine.kv_cache.index_log import IndexLog, Medium
 from chorale.engine.types import CacheGroup
 
 
 class BlockPool:
     """Ids ``0 .. num_blocks - 1``, their reference counts, and the prefix index of each group.
 
-    It logs the blocks that leave the index; ``HybridCache`` and ``HostLoads``, which know the chain of a
-    block, log those that enter it.
+    It logs single blocks that leave the index. Those that know more log the others: ``HybridCache`` and
+    ``HostLoads`` know the chain of a block that enters it, ``HybridCache`` empties the indexes together.
     """
 
-    __slots__ = ("_cached", "_index", "_key", "_plain", "_refs", "_tier", "log", "num_blocks")
+    __slots__ = ("_cached", "_index", "_key", "_medium", "_on_evict", "_plain", "_refs", "log", "num_blocks")
 
-    def __init__(self, num_blocks: int, tier: HostTier | None = None, log: IndexLog | None = None) -> None:
-        """``tier``: keeps copies of blocks that are evicted from the index."""
+    def __init__(
+        self,
+        num_blocks: int,
+        log: IndexLog | None = None,
+        on_evict: Callable[[CacheGroup, bytes, int], None] | None = None,
+        medium: Medium = "GPU",
+    ) -> None:
+        """``on_evict`` is called for a block that leaves the index because ``allocate`` needs it."""
         self.num_blocks = num_blocks
         self.log = IndexLog() if log is None else log
-        self._tier = tier
+        self._medium, self._on_evict = medium, on_evict
         self._refs = [0] * num_blocks
         self._plain = list(range(num_blocks - 1, -1, -1))  # a stack: low ids first
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
@@ -49,6 +54,11 @@ class BlockPool:
     def num_free(self) -> int:
         """Number of blocks that ``allocate`` can return, cached ones included."""
         return len(self._plain) + len(self._cached)
+
+    @property
+    def num_plain(self) -> int:
+        """Number of free blocks that are not in the prefix index."""
+        return len(self._plain)
 
     def refs(self, block: int) -> int:
         return self._refs[block]
@@ -97,38 +107,35 @@ class BlockPool:
         self._key[block] = (group, block_hash)
         return True
 
-    def unpublish(self, group: CacheGroup, block_hash: bytes) -> None:
-        """Remove a block from the prefix index; its holders keep it. Unknown hashes are ignored."""
+    def unpublish(self, group: CacheGroup, block_hash: bytes) -> int | None:
+        """Remove a block from the prefix index, and return it; its holders keep it. Returns None for an
+        unknown hash."""
         block = self._index[group].pop(block_hash, None)
         if block is None:
-            return
+            return None
         self._key[block] = None
-        if self._tier is not None:
-            self._tier.unpublished(block)
-        self.log.removed(group, (block_hash,), "GPU")
+        self.log.removed(group, (block_hash,), self._medium)
         if self._refs[block] == 0:
             del self._cached[block]
             self._plain.append(block)
+        return block
 
     def forget_all(self) -> None:
-        """Empty the prefix index, because the device's blocks can no longer be trusted."""
-        if self._tier is not None:
-            self._tier.clear()
+        """Empty the prefix index."""
         for group in CacheGroup:
             self._index[group].clear()
         self._key = [None] * self.num_blocks
         self._plain.extend(self._cached)
         self._cached.clear()
-        self.log.cleared()
 
     def _forget(self, block: int) -> None:
         key = self._key[block]
         if key is not None:
             del self._index[key[0]][key[1]]
             self._key[block] = None
-            if self._tier is not None:
-                self._tier.evicted(*key, block)
-            self.log.removed(key[0], (key[1],), "GPU")
+            if self._on_evict is not None:
+                self._on_evict(*key, block)
+            self.log.removed(key[0], (key[1],), self._medium)
 
     def published(self, group: CacheGroup) -> Mapping[bytes, int]:
         """The prefix index of a group. Read only."""

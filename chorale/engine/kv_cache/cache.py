@@ -59,7 +59,7 @@ class HybridCache:
         step, at most. ``observed``: share of the blocks whose lives are measured."""
         self.log = log = IndexLog()
         self.tier = HostTier(num_host_slots, num_blocks, max_saved_pages, log) if num_host_slots else None
-        own = num_blocks, self.tier, log
+        own = num_blocks, log, None if self.tier is None else self.tier.evicted
         self.pool = ObservedPool(*own, share=observed) if observed else BlockPool(*own)
         self.block_size = block_size
         self.window = window
@@ -234,9 +234,19 @@ class HybridCache:
         """Remove the blocks of a prefix from the index, no matter which sequence wrote or holds them."""
         for group in CacheGroup:
             for block_hash in block_hashes:
-                self.pool.unpublish(group, block_hash)
+                block = self.pool.unpublish(group, block_hash)
                 if self.tier is not None:
-                    self.tier.slots.forget(group, block_hash)
+                    self.tier.slots.unpublish(group, block_hash)
+                    if block is not None:
+                        self.tier.unpublished(block)
+
+    def forget_all(self) -> None:
+        """Empty the prefix index, on the device and in host memory, because the device's blocks can no longer
+        be trusted."""
+        if self.tier is not None:
+            self.tier.clear()
+        self.pool.forget_all()
+        self.log.cleared()
 
     def release(self, blocks: BlockTables) -> None:
         """Release all blocks, the last ones first. They become the oldest free blocks, so a prefix is evicted

@@ -2,7 +2,7 @@
 
 From its start until its sequence is admitted, a load holds the prefix blocks that the device has, so that
 they stay, and new blocks for the missing ones. The new blocks enter the prefix index when the load is done.
-Until then no other sequence uses them, and the load's slots in host memory are pinned.
+Until then no other sequence uses them, and the load holds its slots in host memory.
 
 A load that is done keeps its blocks for its sequence only while there is room: ``release`` makes them
 ordinary cached blocks.
@@ -95,7 +95,7 @@ class HostLoads:
                 continue
             slot = slots.find(group, block_hash)
             assert slot is not None, "a page vanished from host memory between lookup and load"
-            slots.pin(slot)
+            slots.share(slot)
             missing.append((group, index, slot))
         self._tier.begin_load()
         for group, index, slot in missing:
@@ -104,7 +104,7 @@ class HostLoads:
             load.pages.append((group, index, block, slot))
         load.saved = self._tier.end_load()
         for slot in load.saved:
-            slots.pin(slot)
+            slots.share(slot)
         self._running[load.load_id] = load
         self._new.append(load)
         return load
@@ -120,7 +120,7 @@ class HostLoads:
         if load is None:
             return None
         self._finished.append(load_id)
-        self._unpin(load)
+        self._release_slots(load)
         load.is_done = True
         self.num_loads += 1
         self.num_pages += len(load.pages)
@@ -162,11 +162,11 @@ class HostLoads:
             self._cache.pool.release(block)
         load.held.clear()
 
-    def _unpin(self, load: Load) -> None:
+    def _release_slots(self, load: Load) -> None:
         for _, _, _, slot in reversed(load.pages):
-            self._tier.slots.unpin(slot)
+            self._tier.slots.release(slot)
         for slot in load.saved:
-            self._tier.slots.unpin(slot)
+            self._tier.slots.release(slot)
 
     def invalidate(self, block_hashes: Sequence[bytes]) -> None:
         """Prevent running loads of these pages from publishing them."""
@@ -177,7 +177,7 @@ class HostLoads:
     def fail(self) -> None:
         """Release everything. The next plan waits for the transfers that still run."""
         for load in [*self._running.values()]:
-            self._unpin(load)
+            self._release_slots(load)
             self._release_blocks(load)
             self._finished.append(load.load_id)
             load.is_done = True

@@ -5,15 +5,16 @@ to resume from it: the window before the end of a prompt, the one before the end
 ``SPACING`` windows of a sequence. A conversation that returns begins with an earlier prompt, and often with
 the answer to it; a prompt that diverges anywhere else recomputes less than one spacing.
 
-Copies are listed for the next plan, which makes them before its step writes to the blocks.
+Copies are listed for the next plan, which makes them before its step writes to the blocks. The slots in host
+memory are a ``BlockPool`` too: new pages replace those used least recently, except those of running loads.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from chorale.engine.kv_cache.host_slots import HostSlots
-from chorale.engine.kv_cache.index_log import IndexLog
+from chorale.engine.kv_cache.blocks import BlockPool
+from chorale.engine.kv_cache.index_log import NO_TOKEN_IDS, IndexLog
 from chorale.engine.types import CacheGroup, IntArray
 
 # Sliding windows between two positions at which any sequence can resume. Keeping them takes 6 % more pages.
@@ -21,15 +22,14 @@ SPACING = 16
 
 
 class HostTier:
-    """Decides on copies, and owns the slots. ``BlockPool`` reports the pages that it evicts."""
+    """Decides on copies, and owns the slots. The device's pool reports the pages that it evicts."""
 
-    __slots__ = ("_is_resumed", "_most", "_of_load", "_saved", "num_dropped", "num_saved", "slots")
+    __slots__ = ("_is_resumed", "_log", "_most", "_of_load", "_saved", "num_dropped", "num_saved", "slots")
 
-    def __init__(
-        self, num_slots: int, num_blocks: int, max_saved_pages: int, log: IndexLog | None = None
-    ) -> None:
+    def __init__(self, num_slots: int, num_blocks: int, max_saved_pages: int, log: IndexLog) -> None:
         """``max_saved_pages``: copies of one plan, at most. Further pages are dropped."""
-        self.slots = HostSlots(num_slots, log)
+        self._log = log
+        self.slots = BlockPool(num_slots, log, medium="CPU")
         self._most = max_saved_pages
         self._is_resumed = bytearray(num_blocks)  # 1 for WINDOW blocks that a request may resume from
         self._saved: dict[int, int] = {}  # slot -> block, for the next plan
@@ -52,17 +52,20 @@ class HostTier:
         self._is_resumed[block] = 0
         slot = self.slots.find(group, block_hash)
         if slot is not None:
-            self.slots.touch(slot)
+            self.slots.share(slot)  # it becomes the one used last
+            self.slots.release(slot)
         elif is_wanted:
             self._save(group, block_hash, block)
 
     def _save(self, group: CacheGroup, block_hash: bytes, block: int) -> None:
-        slot = None
-        if self._of_load is not None or len(self._saved) < self._most:
-            slot = self.slots.take(group, block_hash)
-        if slot is None:
+        slots, has_room = self.slots, self._of_load is not None or len(self._saved) < self._most
+        if not has_room or not slots.num_free:
             self.num_dropped += 1
             return
+        slot = slots.allocate()
+        slots.publish(group, block_hash, slot)
+        slots.release(slot)
+        self._log.stored(group, [block_hash], None, NO_TOKEN_IDS, "CPU")
         self.num_saved += 1
         if self._of_load is None:
             self._saved[slot] = block
@@ -85,8 +88,8 @@ class HostTier:
         return saved
 
     def clear(self) -> None:
-        """Forget every page, because the device's blocks can no longer be trusted."""
-        self.slots.clear()
+        """Forget every page."""
+        self.slots.forget_all()
         self._saved = {}
         self._is_resumed = bytearray(len(self._is_resumed))
 

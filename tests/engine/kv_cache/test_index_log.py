@@ -153,13 +153,13 @@ def test_a_block_that_comes_back_is_reported_in_order() -> None:
 
 
 def test_unpublished_and_forgotten_blocks_are_reported() -> None:
-    pool, events = recorded(4)
+    cache = HybridCache(4, 4, 8)
+    cache.log.is_on = True
     for number in range(3):
-        pool.publish(FULL, HASHES[number], pool.allocate())
-    pool.unpublish(FULL, HASHES[0])
-    pool.unpublish(FULL, HASHES[5])  # was never there
-    pool.forget_all()
-    assert events.take() == [BlocksRemoved(FULL, HASHES[:1], "GPU"), IndexCleared()]
+        cache.pool.publish(FULL, HASHES[number], cache.pool.allocate())
+    cache.invalidate([HASHES[0], HASHES[5]])  # the second was never there
+    cache.forget_all()
+    assert cache.log.take() == [BlocksRemoved(FULL, HASHES[:1], "GPU"), IndexCleared()]
 
 
 def test_a_follower_gets_the_last_state_of_each_block_on_the_device() -> None:
@@ -227,7 +227,7 @@ def test_events_replay_to_the_index_of_a_busy_engine(caching: bool, slots: int) 
         if rng.random() < 0.2 and (name := life.unfinished_sample(rng)) is not None:
             life.abort(name)
         if number == 60:
-            pool.forget_all()
+            core._engine.cache.forget_all()
             follower = PrefixIndex(core.prefix_index()) if caching else follower  # in the middle of a batch
     assert core.stats().num_preemptions > 5
     assert (reader.num_events > 500) == caching

@@ -91,7 +91,7 @@ class Stand:
         if rng.random() < 0.02:
             core.abort(rng.choice(sorted(core._engine.requests)))
         if rng.random() < 0.0005:
-            core._engine.cache.pool.forget_all()
+            core._engine.cache.forget_all()
         core.step()
         self.publisher.collect()
 

@@ -46,27 +46,15 @@ def _check_blocks(engine: EngineState, sequences: list[Sequence]) -> None:
 
 
 def check_host(engine: EngineState) -> None:
-    """Raise AssertionError unless each slot of host memory is free, used or pinned by running copies, and the
+    """Raise AssertionError unless each slot of host memory is free, cached or held by running copies, and the
     index contains it."""
     tier, loads = engine.cache.tier, engine.loads
     if tier is None or loads is None:
         return
-    slots = tier.slots
-    free, used, pins = slots._free, set(slots._used), slots._pins
-    assert len(set(free)) == len(free), "a slot is free twice"
-    assert not set(free) & used, "a slot is free and used"
-    assert not pins.keys() & (used | set(free)), "a pinned slot may be replaced"
-    assert sorted([*free, *used, *pins]) == list(range(slots.num_slots)), "slots do not partition"
-    wanted: Counter[int] = Counter()
-    for load in loads._running.values():
-        wanted.update(page[3] for page in load.pages)
-        wanted.update(list(load.saved))
-    assert wanted == Counter(pins), "pins are not those of running loads"
-    keyed = {key: slot for slot, key in enumerate(slots._key) if key is not None}
-    assert len(keyed) == sum(len(index) for index in slots._index), "index and keys differ in number"
-    for (group, block_hash), slot in keyed.items():
-        assert slots.find(group, block_hash) == slot, f"index does not lead to slot {slot}"
-        assert slot not in free, f"free slot {slot} is in the index"
+    held = [
+        slot for load in loads._running.values() for slot in (*(page[3] for page in load.pages), *load.saved)
+    ]
+    check_pool(tier.slots, held)
 
 
 def _check_rows(engine: EngineState, sequences: list[Sequence]) -> None:
