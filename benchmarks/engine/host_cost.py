@@ -120,7 +120,7 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
     from chorale.runtime.executor import LocalExecutor
     from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
     from chorale.runtime.sizing.resolve import resolve
-    from chorale.serve.engine.build_rank import load_model
+    from chorale.serve.engine.build_rank import load_model, weight_target
 
     class Idle(CpuDevice):
         def capture(self, step: Callable[[], None]) -> Callable[[], None]:
@@ -141,7 +141,7 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
             enable_prefix_caching=False,
         )
         found = resolve(config, model_config, device.hardware, can_overlap=True, can_capture=True)
-        model = load_model(folder, model_config, REFERENCE_OPS, found, device, lambda *_: None)
+        model = load_model(folder, weight_target(config, model_config, REFERENCE_OPS, found, device), found)
         grammar = GrammarRows(device, GrammarCache(512))
         core = EngineCore(found.limits, LocalExecutor(make_worker(model, found, device, grammar)))
     for index in range(rows):

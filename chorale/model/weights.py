@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +29,21 @@ Progress = Callable[[str, float, str], None]
 EMBEDDING = "embedding"  # its role
 # The groups of a layer: tensors that are packed together.
 LAYER_GROUPS = ("attention_norm", "qkv", "sinks", "output", "expert_norm", "router", "experts")
+_CPU = torch.device("cpu")
 _LAYERS_AHEAD = 3  # layers read ahead on a GPU, whose raw tensors take memory in addition to the packed ones
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How weights are packed, and for which device (arguments of ``load_weights``)."""
+    """How weights are packed, and for which device."""
 
     config: ModelConfig
     ops: Ops
-    device: torch.device
-    dtype: torch.dtype
-    fp8_activations: bool = False
-    share: Share | None = None
-    host_embedding: bool = False
+    dtype: torch.dtype  # of dense weights and decoded experts in products
+    device: torch.device = _CPU
+    fp8_activations: bool = False  # round the experts' inputs to e4m3
+    share: Share | None = None  # the part to read; None: everything
+    host_embedding: bool = False  # the input embedding stays in host memory
 
     def cut(self, spec: TensorSpec) -> Cut | None:
         """Returns the part of a tensor that this rank reads; None: all of it."""
@@ -58,27 +59,13 @@ class Target:
         return spec.expert in self.share.experts
 
 
-def load_weights(
-    folder: str | Path,
-    config: ModelConfig,
-    ops: Ops,
-    *,
-    device: str | torch.device,
-    dtype: torch.dtype,
-    progress: Progress | None = None,
-    fp8_activations: bool = False,
-    share: Share | None = None,
-    host_embedding: bool = False,
-) -> Weights:
+def load_weights(folder: str | Path, target: Target, progress: Progress | None = None) -> Weights:
     """Map, check and pack a checkpoint in any of the four layouts.
 
-    ``dtype``: type of dense weights and decoded experts in products; ``fp8_activations``: round the experts'
-    inputs to e4m3. ``share``: the part to read; None: everything. ``host_embedding``: the input embedding
-    stays in host memory. Raises ``ConfigError`` if the ops do not support this, and ``CheckpointError`` with
-    file and tensor. The files must not change while the weights are in use.
+    Raises ``ConfigError`` if the ops do not support this, and ``CheckpointError`` with file and tensor. The
+    files must not change while the weights are in use.
     """
-    checkpoint = Checkpoint(Path(folder), config)
-    target = Target(config, ops, torch.device(device), dtype, fp8_activations, share, host_embedding)
+    checkpoint = Checkpoint(Path(folder), target.config)
     source: Source
     if target.device.type == "cuda":
         source = _Streamed(checkpoint, target)
@@ -86,7 +73,7 @@ def load_weights(
         source = _Mapped(checkpoint, target)
     report = progress or (lambda *_: None)
     try:
-        weights = Loader(source, target).weights(config.num_hidden_layers, report)
+        weights = Loader(source, target).weights(target.config.num_hidden_layers, report)
         report("load", 1.0, f"{checkpoint.num_bytes / 1e9:.2f} GB")
         return weights
     finally:
@@ -95,38 +82,17 @@ def load_weights(
             file.release()
 
 
-def packed_layers(
-    folder: str | Path,
-    config: ModelConfig,
-    ops: Ops,
-    *,
-    device: str | torch.device,
-    dtype: torch.dtype,
-    fp8_activations: bool = False,
-) -> Iterator[LayerWeights]:
+def packed_layers(folder: Path, target: Target) -> Iterator[LayerWeights]:
     """Yield the layers of ``load_weights`` one by one, for checks of models that do not fit into memory."""
-    checkpoint = Checkpoint(Path(folder), config)
-    target = Target(config, ops, torch.device(device), dtype, fp8_activations)
-    loader = Loader(_Mapped(checkpoint, target), target)
-    for layer in range(config.num_hidden_layers):
+    loader = Loader(_Mapped(Checkpoint(folder, target.config), target), target)
+    for layer in range(target.config.num_hidden_layers):
         yield loader.layer(layer)
 
 
-def weight_shapes(
-    config: ModelConfig,
-    ops: Ops,
-    *,
-    dtype: torch.dtype,
-    layers: int,
-    fp8_activations: bool = False,
-    share: Share | None = None,
-    host_embedding: bool = False,
-) -> Weights:
-    """Return the packed weights of the first ``layers`` layers as meta tensors, without a checkpoint.
-
-    ``share``: a rank's part. Raises ``ConfigError`` like ``load_weights``.
-    """
-    target = Target(config, ops, torch.device("meta"), dtype, fp8_activations, share, host_embedding)
+def weight_shapes(target: Target, layers: int) -> Weights:
+    """Return the packed weights of the first ``layers`` layers as meta tensors, without a checkpoint, for any
+    device. Raises ``ConfigError`` like ``load_weights``."""
+    target = replace(target, device=torch.device("meta"))
     return Loader(_Shapes(target), target).weights(layers, lambda *_: None)
 
 

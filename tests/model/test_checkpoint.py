@@ -22,7 +22,7 @@ from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.layouts import Layout, tensor_specs
 from chorale.model.safetensors_file import SafetensorsFile
-from chorale.model.weights import load_weights
+from chorale.model.weights import Target, load_weights
 from tests.support.device.model import SMALL, load_model
 
 CONFIG = make_config(**{**SMALL, "layers": 2, "hidden": 32, "inter": 32, "vocab": 64})
@@ -56,7 +56,7 @@ def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any], index: 
 
 def complaint(folder: Path) -> str:
     with pytest.raises(CheckpointError) as error:
-        load_weights(folder, CONFIG, select_ops("reference", "cpu"), device="cpu", dtype=torch.float32)
+        load_weights(folder, Target(CONFIG, select_ops("reference", "cpu"), torch.float32))
     assert str(folder) in error.value.message
     return error.value.message
 
@@ -73,7 +73,7 @@ def test_norms_in_half_precision_are_read(folder: Path) -> None:
         values[NORM] = tensors[NORM] = tensors[NORM].half()
 
     edit(folder, halve)
-    loaded = load_weights(folder, CONFIG, select_ops("reference", "cpu"), device="cpu", dtype=torch.float32)
+    loaded = load_weights(folder, Target(CONFIG, select_ops("reference", "cpu"), torch.float32))
     assert torch.equal(loaded.layers[1].qkv.norm, values[NORM].float())
 
 
@@ -387,7 +387,7 @@ def test_unaligned_tensors_are_read(tmp_path: Path) -> None:
 def test_large_experts_stay_views_of_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the budget nothing of the experts is copied: their storage is the mapping itself."""
     monkeypatch.setattr("chorale.kernels.reference.moe.DECODED_BUDGET", 0)
-    weights = load_weights(folder, CONFIG, select_ops("reference", "cpu"), device="cpu", dtype=torch.bfloat16)
+    weights = load_weights(folder, Target(CONFIG, select_ops("reference", "cpu"), torch.bfloat16))
     experts = weights.layers[0].experts
     assert experts.gate_up_blocks.dtype == torch.uint8
     nbytes = experts.gate_up_blocks.untyped_storage().nbytes()
@@ -399,14 +399,8 @@ def test_large_experts_stay_views_of_the_file(folder: Path, monkeypatch: pytest.
 
 def test_progress(folder: Path) -> None:
     seen: list[tuple[str, float, str]] = []
-    load_weights(
-        folder,
-        CONFIG,
-        select_ops("auto", "cpu"),
-        device="cpu",
-        dtype=torch.float32,
-        progress=lambda *report: seen.append(report),
-    )
+    target = Target(CONFIG, select_ops("auto", "cpu"), torch.float32)
+    load_weights(folder, target, lambda *report: seen.append(report))
     fractions = [fraction for _, fraction, _ in seen]
     assert {phase for phase, _, _ in seen} == {"load"}
     assert fractions == sorted(fractions)

@@ -21,7 +21,7 @@ from chorale.model.config_writer import SHAPES, config_json, make_config
 from chorale.model.gpt_oss import GptOss
 from chorale.model.layouts import tensor_specs
 from chorale.model.lora.read import read_adapter
-from chorale.model.weights import load_weights
+from chorale.model.weights import Target, load_weights
 from chorale.runtime.sizing.resolve import resolve
 from tests.model.test_parity import assert_parity, transformers_model
 from tests.support.device.lora import write_adapter
@@ -78,7 +78,7 @@ def load(folder: Path, *, scaled: bool) -> GptOss:
     config = ModelConfig.load(folder)
     config = with_kv_scales(folder, config) if scaled else config
     ops = select_ops("reference", "cpu")
-    return GptOss(config, load_weights(folder, config, ops, device="cpu", dtype=torch.float32), ops, 256)
+    return GptOss(config, load_weights(folder, Target(config, ops, torch.float32)), ops, 256)
 
 
 def test_scales_of_the_cache_are_applied_without_an_error(tmp_path: Path) -> None:

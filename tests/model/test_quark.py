@@ -21,7 +21,7 @@ from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
-from chorale.model.weights import load_weights
+from chorale.model.weights import Target, load_weights
 from chorale.runtime.sizing.resolve import resolve
 from tests.support.device.model import SMALL, load_model, prompt
 from tests.support.device.paged import PagedRunner
@@ -47,7 +47,7 @@ def load(folder: Path, **options: Any) -> list[ExpertTensors]:
     seen: list[ExpertTensors] = []
     ops = select_ops("reference", "cpu")
     ops = dataclasses.replace(ops, pack_experts=seen.append)
-    load_weights(folder, ModelConfig.load(folder), ops, device="cpu", dtype=torch.float32, **options)
+    load_weights(folder, Target(ModelConfig.load(folder), ops, torch.float32, **options))
     return seen
 
 
@@ -112,7 +112,7 @@ def test_without_fp8_activations_a_note_says_that_the_scales_are_ignored(folder:
     assert resolve(EngineConfig(moe_activation_dtype="fp8"), config, gpu).notes == ()
     ops = select_ops("reference", "cpu")
     with pytest.raises(ConfigError, match="needs --ops triton and a Hopper GPU"):
-        load_weights(folder, config, ops, device="cpu", dtype=torch.float32, fp8_activations=True)
+        load_weights(folder, Target(config, ops, torch.float32, fp8_activations=True))
 
 
 FP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "is_dynamic": True}

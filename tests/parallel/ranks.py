@@ -13,7 +13,7 @@ import torch
 from chorale.kernels import select_ops
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
-from chorale.model.weights import load_weights
+from chorale.model.weights import Target, load_weights
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import Share, make_shares
 
@@ -78,7 +78,7 @@ def load_shared(
     """The model of one rank."""
     config = ModelConfig.load(folder)
     chosen = select_ops(ops, "cpu", rank=rank)
-    weights = load_weights(folder, config, chosen, device="cpu", dtype=dtype, share=rank.share)
+    weights = load_weights(folder, Target(config, chosen, dtype, share=rank.share))
     return GptOss(config.part(rank.share), weights, chosen, 4096)
 
 

@@ -23,7 +23,7 @@ from chorale.model.cuts import Cut, cut_of
 from chorale.model.device_reader import pieces_of
 from chorale.model.layouts import Layout
 from chorale.model.safetensors_file import DTYPES
-from chorale.model.weights import load_weights, weight_shapes
+from chorale.model.weights import Target, load_weights, weight_shapes
 from chorale.parallel.communicator import Silent
 from chorale.parallel.rank import Rank
 from tests.parallel.ranks import load_shared, on_ranks, shares_of
@@ -155,7 +155,7 @@ from pathlib import Path
 import torch
 from chorale.kernels import select_ops
 from chorale.model.config import ModelConfig
-from chorale.model.weights import load_weights
+from chorale.model.weights import Target, load_weights
 from chorale.parallel.communicator import Silent
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import make_shares
@@ -171,7 +171,7 @@ ops = select_ops("reference", "cpu", rank=rank)
 torch.zeros(8, 8) @ torch.zeros(8, 8)
 before = peak()
 share = None if rank is None else rank.share
-weights = load_weights(folder, config, ops, device="cpu", dtype=torch.float32, share=share)
+weights = load_weights(folder, Target(config, ops, torch.float32, share=share))
 weights.embedding.sum()
 print(peak() - before)
 """
@@ -206,6 +206,6 @@ def test_shapes_without_a_checkpoint_are_those_of_the_share(tmp_path: Path, layo
 
     for share in shares_of(folder, 4):
         ops = select_ops("reference", "cpu", rank=Rank(share, Silent(share.rank, 4)))
-        real = load_weights(folder, config, ops, device="cpu", dtype=torch.float32, share=share)
-        made = weight_shapes(config, ops, dtype=torch.float32, layers=2, share=share)
+        real = load_weights(folder, Target(config, ops, torch.float32, share=share))
+        made = weight_shapes(Target(config, ops, torch.float32, share=share), 2)
         assert shapes(made) == shapes(real)

@@ -28,7 +28,7 @@ from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sizing.resolve import resolve
-from chorale.serve.engine.build_rank import load_model
+from chorale.serve.engine.build_rank import load_model, weight_target
 from tests.parallel.ranks import Meeting, ThreadCommunicator, shares_of
 from tests.parallel.test_ranks import check_equal, common
 from tests.parallel.test_shared_model import ODD
@@ -85,7 +85,7 @@ def graph_engine(folder: Path, size: int) -> tuple[EngineCore, ThreadedExecutor]
     for share in shares_of(folder, size):
         rank = Rank(share, ThreadCommunicator(meeting, share.rank))
         ops = select_ops("reference", "cpu", rank=rank)
-        model = load_model(folder, model_config, ops, found, GRAPHS, lambda *_: None, share=share)
+        model = load_model(folder, weight_target(config, model_config, ops, found, GRAPHS, share), found)
         rows = GrammarRows(GRAPHS, GrammarCache(model_config.vocab_size))
         executors.append(LocalExecutor(make_worker(model, found, GRAPHS, rows, rank)))
     executor = ThreadedExecutor(executors)

@@ -15,7 +15,7 @@ from chorale.measure.steps import PagedSequences
 from chorale.model.config import ModelConfig
 from chorale.model.demo import HEAD_ARCHIVE, ensure_demo, ensure_demo_head
 from chorale.model.gpt_oss import GptOss
-from chorale.model.weights import load_weights
+from chorale.model.weights import Target, load_weights
 from training.corpus import arithmetic, letters, lists, sample, structured, tools
 from training.head.evaluate import MOST, Tally, matches_of
 from training.head.export import from_published
@@ -32,7 +32,7 @@ class Served:
         folder = ensure_demo()
         config = ModelConfig.load(folder)
         ops = select_ops("reference", "cpu")
-        weights = load_weights(folder, config, ops, device="cpu", dtype=torch.float32)
+        weights = load_weights(folder, Target(config, ops, torch.float32))
         self.embedding, self.config, self.ops = weights.embedding, config, ops
         self._seen: list[torch.Tensor] = []
 

@@ -230,13 +230,11 @@ def rank_memory(
         precision=cpu_precision(config, model_config),
     )
 
-    fp8 = config.moe_activation_dtype == "fp8"
     share = None if rank is None else rank.share
+    target = weight_target(config, model_config, ops, resolved, device, share)
 
     def load() -> Loaded:
-        model = load_model(
-            folder, model_config, ops, resolved, device, phases.report, fp8_activations=fp8, share=share
-        )
+        model = load_model(folder, target, resolved, phases.report)
         embedding = model.weights.embedding
         embed = None if rank is None else partial(model.ops.embed, embedding)
         read = HeadTarget(model_config, folder, embedding, embed)
@@ -250,8 +248,6 @@ def rank_memory(
 
     transfer = None
     if config.weight_transfer_config is not None:
-        dtype, on_host = DTYPES[resolved.dtype], resolved.host_embedding
-        target = Target(model_config, ops, device.torch_device, dtype, fp8, share, on_host)
         number = 0 if share is None else share.rank
         transfer = RankTransfer(config.weight_transfer_config, target, device, number).execute
     return RankMemory(device, load, make, transfer, adapters)
@@ -284,31 +280,24 @@ def note_cpu_ops(config: EngineConfig, ops: Ops, precision: Precision, resolved:
     return replace(resolved, notes=(*resolved.notes, note))
 
 
-def load_model(
-    folder: Path,
-    model_config: ModelConfig,
+def weight_target(
+    config: EngineConfig,
+    model: ModelConfig,
     ops: Ops,
     resolved: Resolved,
     device: Device,
-    progress: Progress,
-    *,
-    fp8_activations: bool = False,
     share: Share | None = None,
-) -> GptOss:
-    """Loads the model, or only the given ``share`` of it."""
-    weights = load_weights(
-        folder,
-        model_config,
-        ops,
-        device=str(device.torch_device),
-        dtype=DTYPES[resolved.dtype],
-        progress=progress,
-        fp8_activations=fp8_activations,
-        share=share,
-        host_embedding=resolved.host_embedding,
-    )
-    own = model_config if share is None else model_config.part(share)
-    return GptOss(own, weights, ops, resolved.limits.max_model_len)
+) -> Target:
+    """Returns how a rank's weights are packed."""
+    fp8, dtype = config.moe_activation_dtype == "fp8", DTYPES[resolved.dtype]
+    return Target(model, ops, dtype, device.torch_device, fp8, share, resolved.host_embedding)
+
+
+def load_model(folder: Path, target: Target, resolved: Resolved, progress: Progress | None = None) -> GptOss:
+    """Loads the model, or only the target's share of it."""
+    weights, share = load_weights(folder, target, progress), target.share
+    own = target.config if share is None else target.config.part(share)
+    return GptOss(own, weights, target.ops, resolved.limits.max_model_len)
 
 
 def draft_setup(

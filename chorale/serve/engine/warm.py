@@ -18,13 +18,13 @@ from chorale.model.weights import weight_shapes
 from chorale.parallel.communicator import Silent
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import shares_of
-from chorale.runtime.device import DTYPES, open_device
+from chorale.runtime.device import open_device
 from chorale.runtime.progress import Progress
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.sizing.resolve import resolve
 from chorale.runtime.warmup.dry_run import LAYERS
 from chorale.runtime.warmup.target_device import TargetDevice
-from chorale.serve.engine.build_rank import adapter_store, ops_over_peers, step_sizes
+from chorale.serve.engine.build_rank import adapter_store, ops_over_peers, step_sizes, weight_target
 from chorale.serve.engine.compile_phase import SOURCES, DryModel, DryRank, wait
 
 
@@ -120,12 +120,8 @@ def shapes_of(config: EngineConfig, model_config: ModelConfig, target: Target, r
     resolved = resolve(config, model_config, target.hardware, can_overlap=True, can_capture=True)
     ops = ops_over_peers(config, ops, step_sizes(model_config, resolved), device.torch_device) or ops
     dry = None if rank is None else DryRank(rank, ops)
-    fp8, dtype = config.moe_activation_dtype == "fp8", DTYPES[resolved.dtype]
     layers = model_config.num_hidden_layers if model_config.layer_experts else LAYERS
-    weights = weight_shapes(
-        model_config, ops, dtype=dtype, layers=layers, fp8_activations=fp8, share=share,
-        host_embedding=resolved.host_embedding,
-    )  # fmt: skip
+    weights = weight_shapes(weight_target(config, model_config, ops, resolved, device, share), layers)
     own = model_config if share is None else model_config.part(share)
     model = GptOss(own, weights, ops, resolved.limits.max_model_len)
     adapters = adapter_store(config, model_config, ops, resolved, device, rank)

@@ -20,7 +20,7 @@ from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.demo import ensure_demo
 from chorale.model.gpt_oss import GptOss
-from chorale.model.weights import load_weights, weight_shapes
+from chorale.model.weights import Target, load_weights, weight_shapes
 from chorale.runtime.sizing.resolve import resolve
 from chorale.runtime.warmup.cache_key import cache_key
 
@@ -138,8 +138,8 @@ def test_the_server_computes_the_cache_key_of_warm(tmp_path: Path, monkeypatch: 
     engine = merge(["demo", *TINY.split()], {}).engine
     hardware = Hardware("cuda", "H200", 140 * 2**30, 139 * 2**30)
     resolved = resolve(engine, config, hardware, can_overlap=True, can_capture=True)
-    real = load_weights(folder, config, TRITON_OPS, device="cpu", dtype=torch.bfloat16)
-    shapes = weight_shapes(config, TRITON_OPS, dtype=torch.bfloat16, layers=2)
+    target = Target(config, TRITON_OPS, torch.bfloat16)
+    real, shapes = load_weights(folder, target), weight_shapes(target, 2)
     assert cache_key(GptOss(config, real, TRITON_OPS, 16), resolved) == cache_key(
         GptOss(config, shapes, TRITON_OPS, 16), resolved
     )

@@ -24,7 +24,7 @@ from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.gpt_oss import GptOss
-from chorale.model.weights import load_weights
+from chorale.model.weights import Target, load_weights
 from tests.support.device.model import SMALL, largest_difference, prompt
 from tests.support.device.paged import PagedRunner, Sequence
 from tests.support.kernels.filter_answers import ANSWERS, answer_rows
@@ -58,7 +58,7 @@ def reference_logits(shape: str) -> torch.Tensor:
 
 def make_model(folder: Path, ops: Any, dtype: torch.dtype = torch.float32) -> GptOss:
     config = ModelConfig.load(folder)
-    return GptOss(config, load_weights(folder, config, ops, device="cpu", dtype=dtype), ops, 4096)
+    return GptOss(config, load_weights(folder, Target(config, ops, dtype)), ops, 4096)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -17,7 +17,7 @@ from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.gpt_oss import GptOss
-from chorale.model.weights import load_weights
+from chorale.model.weights import Target, load_weights
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import FixedSums, fixed_sums, make_shares
 from tests.kernels.cpu.test_cpu_ops import isa as isa
@@ -47,7 +47,7 @@ def results(
     def one(rank: Rank | None) -> tuple[torch.Tensor, ...]:
         ops = select_ops(name, "cpu", rank=rank, precision=precision, fixed=fixed)
         share = None if rank is None else rank.share
-        weights = load_weights(folder, config, ops, device="cpu", dtype=torch.float32, share=share)
+        weights = load_weights(folder, Target(config, ops, torch.float32, share=share))
         model = GptOss(config if share is None else config.part(share), weights, ops, 512)
         tokens, crowd = prompt(90, 1), [Sequence(prompt(n, n)) for n in (3, 40, 7)]
         runner = PagedRunner(model, seed=8, dtype=kv)

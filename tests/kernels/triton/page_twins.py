@@ -16,7 +16,7 @@ from chorale.kernels.triton.pages import TritonPageCopies
 from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
-from chorale.model.weights import load_weights
+from chorale.model.weights import Target, load_weights
 from tests.kernels.triton.twins import DEVICE
 
 # Shapes of blocks, layer by layer: the last ones are a draft head's. Words of 8, of 4 and of 1 byte; pages of
@@ -92,7 +92,7 @@ def test_a_checkpoint_is_loaded_with_its_embedding_in_host_memory(tmp_path: Path
     config, ids = ModelConfig.load(tmp_path), torch.tensor([511, 3, 0], device=DEVICE)
     usual, host = (
         load_weights(
-            tmp_path, config, TRITON_OPS, device=DEVICE, dtype=torch.bfloat16, host_embedding=on_host
+            tmp_path, Target(config, TRITON_OPS, torch.bfloat16, torch.device(DEVICE), host_embedding=on_host)
         )
         for on_host in (False, True)
     )

@@ -31,7 +31,7 @@ from chorale.model import gpt_oss
 from chorale.model.config_writer import make_config
 from chorale.model.demo import ensure_demo
 from chorale.model.gpt_oss import GptOss
-from chorale.model.weights import load_weights
+from chorale.model.weights import Target, load_weights
 from tests.support.device.paged import PagedRunner
 from tests.support.runtime import SIZES, write_checkpoint
 from tests.support.selfcheck import CODE_FAULTS, draws, engine_with, machine_of, record
@@ -64,7 +64,7 @@ def test_the_reference_layer_by_layer_equals_the_whole_model(layout: str, tmp_pa
     write_random_checkpoint(tmp_path / "odd", config, layout=layout)  # type: ignore[arg-type]
     machine = machine_of(tmp_path / "odd")
     assert machine.model.num_experts_per_tok == 3
-    weights = load_weights(tmp_path / "odd", machine.model, REFERENCE_OPS, device="cpu", dtype=torch.float32)
+    weights = load_weights(tmp_path / "odd", Target(machine.model, REFERENCE_OPS, torch.float32))
     lengths = (90, 1, 50)
     tokens = [torch.randint(0, config.vocab_size, (length,)).tolist() for length in lengths]
     runner = PagedRunner(GptOss(machine.model, weights, REFERENCE_OPS, 128))

@@ -151,11 +151,12 @@ def test_a_cut_embedding_is_looked_up_by_the_target(tmp_path: Path) -> None:
 def test_matrices_of_the_target(tmp_path: Path) -> None:
     """Neither an embedding nor an output matrix of its own: rows of the target's, from its files."""
     from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
+    from chorale.model.weights import Target as WeightTarget
     from chorale.model.weights import load_weights
 
     config = target_config()
     folder = write_random_checkpoint(tmp_path / "target", config)
-    weights = load_weights(folder, config, REFERENCE_OPS, device="cpu", dtype=torch.float32)
+    weights = load_weights(folder, WeightTarget(config, REFERENCE_OPS, torch.float32))
     file = files.specforge()
     ids = file.tensors["d2t"] + torch.arange(files.DRAFT)
     del file.tensors["lm_head.weight"], file.tensors["embed_tokens.weight"]

@@ -14,7 +14,7 @@ from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.model.gpt_oss import GptOss
 from chorale.model.lora.read import read_adapter
-from chorale.model.weights import load_weights
+from chorale.model.weights import Target, load_weights
 from tests.model.test_parity import transformers_model
 from tests.support.device.lora import FORMATS, Draft, write_adapter
 from tests.support.device.model import SMALL, largest_difference, prompt
@@ -33,7 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GptOss]:
     found = {}
     for name in names:
         ops = select_ops(name, "cpu")
-        weights = load_weights(folder, CONFIG, ops, device="cpu", dtype=torch.float32)
+        weights = load_weights(folder, Target(CONFIG, ops, torch.float32))
         found[name] = GptOss(CONFIG, weights, ops, 256)
     return found
 

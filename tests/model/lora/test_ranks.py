@@ -16,7 +16,7 @@ from chorale.model.config_writer import make_config
 from chorale.model.gpt_oss import GptOss
 from chorale.model.lora.read import read_adapter
 from chorale.model.lora.share import part_of_rank
-from chorale.model.weights import load_weights
+from chorale.model.weights import Target, load_weights
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import fixed_sums, make_shares
 from tests.kernels.cpu.test_invariant_ops import SIZES
@@ -52,7 +52,7 @@ def test_ranks_compute_what_one_computes(folder: Path, tmp_path: Path, form: str
         return PagedRunner(load_shared(folder, rank)).run(TOKENS, 7, adapter=own)
 
     ops = select_ops("reference", "cpu")
-    model = GptOss(CONFIG, load_weights(folder, CONFIG, ops, device="cpu", dtype=torch.float32), ops, 512)
+    model = GptOss(CONFIG, load_weights(folder, Target(CONFIG, ops, torch.float32)), ops, 512)
     expected = PagedRunner(model).run(TOKENS, adapter=adapter)
     assert largest_difference(PagedRunner(model).run(TOKENS), expected) > 0.05
     for size in (2, 4):
@@ -67,7 +67,7 @@ def invariant(folder: Path, size: int, adapters: list[Adapter]) -> list[tuple[to
     def one(rank: Rank | None) -> tuple[torch.Tensor, ...]:
         share = None if rank is None else rank.share
         ops = select_ops("cpu", "cpu", rank=rank, fixed=fixed)
-        weights = load_weights(folder, CONFIG, ops, device="cpu", dtype=torch.float32, share=share)
+        weights = load_weights(folder, Target(CONFIG, ops, torch.float32, share=share))
         model = GptOss(CONFIG if share is None else CONFIG.part(share), weights, ops, 512)
         parts = adapters if share is None else [part_of_rank(each, CONFIG, share) for each in adapters]
         rows = [Sequence(prompt(n, n), adapter=each) for n, each in ((3, None), (4, parts[1]))]

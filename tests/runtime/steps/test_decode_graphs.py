@@ -40,7 +40,7 @@ from chorale.runtime.steps.decode_graphs import (
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, num_appends
 from chorale.runtime.warmup.captures import capture_first, draft_preparations, preparations
 from chorale.runtime.worker import Worker
-from chorale.serve.engine.build_rank import adapter_store, load_model
+from chorale.serve.engine.build_rank import adapter_store, load_model, weight_target
 from tests.support.device.soak import soak
 from tests.support.engine.drafters import knowing
 from tests.support.runtime import (
@@ -64,7 +64,7 @@ def graph_engine(folder: Path, ops: Ops = REFERENCE_OPS, **options: Any) -> Engi
     model_config = ModelConfig.load(folder)
     found = resolve(config, model_config, DEVICE.hardware, can_overlap=True, can_capture=True)
     assert found.graph_rows
-    model = load_model(folder, model_config, ops, found, DEVICE, lambda *_: None)
+    model = load_model(folder, weight_target(config, model_config, ops, found, DEVICE), found)
     adapters = adapter_store(config, model_config, ops, found, DEVICE)
     grammars = GrammarCache(model_config.vocab_size)
     worker = make_worker(model, found, DEVICE, GrammarRows(DEVICE, grammars), adapters=adapters)

@@ -20,7 +20,7 @@ from chorale.runtime.device import open_device
 from chorale.runtime.drafts.drafting import DraftSetup
 from chorale.runtime.sizing.resolve import Resolved, resolve
 from chorale.runtime.warmup.cache_key import cache_key
-from chorale.serve.engine.build_rank import load_model
+from chorale.serve.engine.build_rank import load_model, weight_target
 from chorale.serve.engine.compile_phase import DryModel
 
 
@@ -30,7 +30,9 @@ def loaded() -> tuple[GptOss, Resolved]:
     folder = Path(resolve_model(config.model))
     device, model_config = open_device("cpu", 1), ModelConfig.load(folder)
     resolved = resolve(config, model_config, device.hardware, can_overlap=False, can_capture=False)
-    return load_model(folder, model_config, REFERENCE_OPS, resolved, device, lambda *_: None), resolved
+    return load_model(
+        folder, weight_target(config, model_config, REFERENCE_OPS, resolved, device), resolved
+    ), resolved
 
 
 def test_equal_starts_have_equal_keys(loaded: tuple[GptOss, Resolved]) -> None:

@@ -18,7 +18,7 @@ from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.sizing.resolve import resolve
 from chorale.runtime.warmup.captures import preparations
 from chorale.serve.engine import compile_phase
-from chorale.serve.engine.build_rank import load_model
+from chorale.serve.engine.build_rank import load_model, weight_target
 
 DEVICE = CpuDevice(Hardware("cpu", "stand-in", 2**34, 2**34), can_capture=True, overlap=True)
 
@@ -40,7 +40,7 @@ def test_a_start_waits_for_the_kernels_of_its_graphs(checkpoint: Path, eager: bo
     config = EngineConfig(model=str(checkpoint), enforce_eager=eager, **sizes)
     model_config, steps = ModelConfig.load(checkpoint), Steps()
     found = resolve(config, model_config, DEVICE.hardware, can_capture=True)
-    model = load_model(checkpoint, model_config, REFERENCE_OPS, found, DEVICE, lambda *_: None)
+    model = load_model(checkpoint, weight_target(config, model_config, REFERENCE_OPS, found, DEVICE), found)
     precompiler: Any = steps
     needed = compile_phase.DryModel(model, found, DEVICE, GrammarCache(model_config.vocab_size)).record(
         precompiler

@@ -159,7 +159,7 @@ def test_a_running_request_goes_on_with_the_new_weights(root: Path) -> None:
 
 def load(folder: Path) -> Weights:
     config, ops = ModelConfig.load(folder), REFERENCE_OPS
-    found = load_weights(folder, config, ops, device="cpu", dtype=torch.bfloat16)
+    found = load_weights(folder, Target(config, ops, torch.bfloat16))
     return replace(found, embedding=found.embedding.clone())
 
 
@@ -178,7 +178,7 @@ def test_overwritten_values_are_saved_before(root: Path) -> None:
     def save(tensors: Any) -> None:
         saved.extend((each, each.clone()) for each in tensors)
 
-    target = Target(ModelConfig.load(root / "old"), REFERENCE_OPS, torch.device("cpu"), torch.bfloat16)
+    target = Target(ModelConfig.load(root / "old"), REFERENCE_OPS, torch.bfloat16)
     update = WeightUpdate(target, weights, save)
     for name, tensor in names_and_tensors(root).items():
         update.add(name, tensor)

@@ -26,7 +26,7 @@ from chorale.runtime.drafts.head_runner import ReadTokens
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sizing.resolve import resolve
-from chorale.serve.engine.build_rank import load_model
+from chorale.serve.engine.build_rank import load_model, weight_target
 from tests.support.device.draft_worlds import (
     Answers,
     World,
@@ -58,7 +58,7 @@ def head_engine(
     )
     model_config = ModelConfig.load(folder)
     found = resolve(config, model_config, device.hardware, can_overlap=True, can_capture=captures)
-    model = load_model(folder, model_config, REFERENCE_OPS, found, device, lambda *_: None)
+    model = load_model(folder, weight_target(config, model_config, REFERENCE_OPS, found, device), found)
     grammars = GrammarCache(model_config.vocab_size)
     head = random_head(small_head(model_config, kind), REFERENCE_OPS, max_len=_MAX_LEN)
     setup = DraftSetup(MOST_DRAFTS, head, REFERENCE_OPS)

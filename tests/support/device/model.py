@@ -11,7 +11,7 @@ import torch
 from chorale.kernels import select_ops
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
-from chorale.model.weights import load_weights
+from chorale.model.weights import Target, load_weights
 
 MakeModel = Callable[..., GptOss]
 VOCAB = 512
@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
 def load_model(folder: Path, dtype: torch.dtype = torch.float32, max_len: int = 4096) -> GptOss:
     config = ModelConfig.load(folder)
     ops = select_ops("reference", "cpu")
-    return GptOss(config, load_weights(folder, config, ops, device="cpu", dtype=dtype), ops, max_len)
+    return GptOss(config, load_weights(folder, Target(config, ops, dtype)), ops, max_len)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

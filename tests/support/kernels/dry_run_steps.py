@@ -40,7 +40,7 @@ from chorale.machine.hardware import Hardware
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.gpt_oss import GptOss, LayerWeights, QkvWeights, RouterWeights, Weights
-from chorale.model.weights import weight_shapes
+from chorale.model.weights import Target, weight_shapes
 from chorale.parallel.communicator import Silent
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import make_shares
@@ -220,7 +220,7 @@ def main(size: str, processes: int, on_meta: bool, num_ranks: int) -> None:
     shapes = model
     if on_meta:
         share = None if rank is None else rank.share
-        weights = weight_shapes(config, dry_ops, dtype=torch.bfloat16, layers=2, share=share)
+        weights = weight_shapes(Target(config, dry_ops, torch.bfloat16, share=share), 2)
         shapes = GptOss(own, weights, dry_ops, 4096)
     needed = compile_phase.DryModel(shapes, found, device, grammars, dry).record(precompiler)
     cpu = time.thread_time() - cpu

@@ -15,7 +15,7 @@ from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import LayerWeights
 from chorale.model.hub import resolve_model
-from chorale.model.weights import packed_layers
+from chorale.model.weights import Target, packed_layers
 from chorale.runtime.device import DTYPES, open_device
 from chorale.runtime.sizing.resolve import cpu_precision, default_threads, resolve
 
@@ -49,9 +49,8 @@ class Machine:
         self, ops: Ops, dtype: torch.dtype, *, fp8_activations: bool = False
     ) -> Iterator[LayerWeights]:
         """Yields the layers, packed by ``ops``."""
-        return packed_layers(
-            self.folder, self.model, ops, device=self.device, dtype=dtype, fp8_activations=fp8_activations
-        )
+        target = Target(self.model, ops, dtype, self.device, fp8_activations)
+        return packed_layers(self.folder, target)
 
     def of(self, folder: Path) -> Machine:
         """Returns the same machine with another checkpoint."""
