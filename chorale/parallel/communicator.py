@@ -32,85 +32,42 @@ class Exchange(Protocol):
         ...
 
 
-class Communicator(Protocol):
-    """One rank's end. Calls raise ``CommunicationError``; on a GPU they are enqueued on the current
-    stream."""
+class Communicator:
+    """One rank's end. Calls raise ``CommunicationError``; on a GPU they are enqueued on the current stream.
 
-    @property
-    def rank(self) -> int: ...
+    The methods here are those of the only rank, whose results are the arguments.
+    """
 
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def is_waiting(self) -> bool:
-        """Returns whether the host waits for other ranks."""
-        ...
-
-    @property
-    def why_no_peers(self) -> str:
-        """Returns why ``peer_memory`` failed, or "" if it did not."""
-        ...
+    rank, size = 0, 1
+    is_waiting = False  # the host waits for other ranks
+    why_no_peers = ""  # why ``peer_memory`` failed
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Replace ``tensor`` with the sum over all ranks, added in the order of ranks. Returns it."""
-        ...
-
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensors of all ranks, [size, *shape]."""
-        ...
-
-    def peer_memory(self, num_bytes: int, device: torch.device) -> PeerMemory | None:
-        """Allocate memory that all ranks can write to. Returns None on all ranks if one of them cannot."""
-        ...
-
-    def watch(self, exchange: Exchange) -> None:
-        """Include ``exchange`` in ``check`` and ``abort``."""
-        ...
-
-    def check(self) -> None:
-        """Raises ``CommunicationError`` if a watched exchange has failed."""
-        ...
-
-    def abort(self) -> None:
-        """Make current exchanges fail, as far as the library supports it. Any thread may call it."""
-        ...
-
-    def close(self) -> None:
-        """Release the connections."""
-        ...
-
-
-class Alone:
-    """The only rank: every result is the argument."""
-
-    rank, size = 0, 1
-    is_waiting = False
-    why_no_peers = ""
-
-    def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensors of all ranks, [size, *shape]."""
         return tensor.unsqueeze(0)
 
     def peer_memory(self, num_bytes: int, device: torch.device) -> PeerMemory | None:
+        """Allocate memory that all ranks can write to. Returns None on all ranks if one of them cannot."""
         return None
 
     def watch(self, exchange: Exchange) -> None:
-        return None
+        """Include ``exchange`` in ``check`` and ``abort``."""
 
     def check(self) -> None:
-        return None
+        """Raises ``CommunicationError`` if a watched exchange has failed."""
 
     def abort(self) -> None:
-        return None
+        """Make current exchanges fail, as far as the library supports it. Any thread may call it."""
 
     def close(self) -> None:
-        return None
+        """Release the connections."""
 
 
-class Silent(Alone):
+class Silent(Communicator):
     """One of several ranks that exchanges nothing: for dry runs, whose results are not used."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -125,4 +82,4 @@ class Silent(Alone):
         return simulated_memory(num_bytes, self.rank, self.size, device)
 
 
-ALONE: Communicator = Alone()
+ALONE = Communicator()

@@ -30,15 +30,13 @@ LOOK = timedelta(milliseconds=200)  # interval of checks whether an exchange was
 CLOSE_SECONDS = 5.0
 
 
-class GroupCommunicator:
+class GroupCommunicator(Communicator):
     """The parts that all kinds of groups share."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         self._group = group
         self._exchanges: list[Exchange] = []
         self.rank, self.size = rank, size
-        self.why_no_peers = ""
-        self.is_waiting = False
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Each rank adds all tensors itself, so the order of additions depends neither on the rank nor on an
@@ -58,9 +56,6 @@ class GroupCommunicator:
 
     def _wait(self, work: Any) -> None:
         work.wait()
-
-    def peer_memory(self, num_bytes: int, device: torch.device) -> PeerMemory | None:
-        return None
 
     def watch(self, exchange: Exchange) -> None:
         self._exchanges.append(exchange)

@@ -19,7 +19,7 @@ from chorale.engine.core import EngineCore
 from chorale.errors import ChoraleError, ConfigError, EngineError, GpuError
 from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.parallel.communicator import Alone, CommunicationError
+from chorale.parallel.communicator import CommunicationError, Communicator
 from chorale.parallel.executor import RankedExecutor
 from chorale.parallel.processes import RankProcesses
 from chorale.serve.engine.build import build_engine
@@ -164,7 +164,7 @@ def test_a_rank_that_waits_for_another_is_not_busy() -> None:
     assert step.busy == 0.0
     step.began = time.monotonic() - 60
     assert step.busy >= 60
-    communicator = Alone()
+    communicator = Communicator()
     communicator.is_waiting = True
     step.communicator = communicator
     assert step.busy == 0.0
