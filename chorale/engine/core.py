@@ -20,12 +20,12 @@ from chorale.engine.adapters.queue import AdapterQueue, AdapterService
 from chorale.engine.admission import Admission, check_limits
 from chorale.engine.commands import Command, DeviceControl, NoDeviceControl, Outcome
 from chorale.engine.control import Control
-from chorale.engine.engine_state import EngineState
+from chorale.engine.engine_state import Drafter, EngineState
 from chorale.engine.histogram import STEP_TOKENS, Histogram
 from chorale.engine.kv_cache.index_log import IndexLog
 from chorale.engine.pending_grammars import PendingGrammarQueue
 from chorale.engine.scheduling.commit import Committer
-from chorale.engine.scheduling.scheduler import PlanningDrafter, Scheduler
+from chorale.engine.scheduling.scheduler import Scheduler
 from chorale.engine.types import (
     EngineLimits,
     EngineStats,
@@ -53,7 +53,7 @@ class EngineCore:
         clock: Callable[[], float] = time.time,
         grammars: GrammarService | None = None,
         prefix_secret: bytes = b"",
-        drafter: PlanningDrafter | None = None,
+        drafter: Drafter | None = None,
         device: DeviceControl | None = None,
         adapters: AdapterService | None = None,
     ) -> None:

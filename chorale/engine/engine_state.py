@@ -23,8 +23,7 @@ With async scheduling, step n + 1 is planned before the result of step n is know
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -35,23 +34,38 @@ from chorale.engine.commands import FIRST_VERSION
 from chorale.engine.kv_cache.cache import HybridCache
 from chorale.engine.kv_cache.expert_pages import ExpertPages
 from chorale.engine.kv_cache.host_loads import HostLoads
-from chorale.engine.plan import ScheduledChunk, StepRecord
+from chorale.engine.plan import PlannedDrafts, ScheduledChunk, StepRecord
 from chorale.engine.row_table import RowTable
 from chorale.engine.sequence import NO_TOKENS, RequestState, Sequence, Status
-from chorale.engine.types import EngineLimits, FinishReason, RowStart, StepPlan, TokenChunk
+from chorale.engine.types import EngineLimits, FinishReason, IntArray, RowStart, StepPlan, TokenChunk
 from chorale.engine.waiting import WaitingQueue
 
+# Gives a sequence blocks for a number of tokens, and adds the blocks to the plan.
+Grow = Callable[[Sequence, int], None]
 
-class Drafter(Protocol):
+
+class Drafter:
     """Guesses next tokens. Drafts change how fast a sequence advances, never its tokens."""
+
+    def plan(
+        self,
+        engine: EngineState,
+        grow: Grow,
+        decodes: IntArray,
+        chunks: list[ScheduledChunk],
+        budget: int,
+        num_spare: int,
+    ) -> PlannedDrafts:
+        """Decide which rows of a step verify drafts, and which get new drafts. ``budget``: tokens;
+        ``num_spare``: blocks."""
+        raise NotImplementedError
 
     def drafts_on_device(self, sequence: Sequence) -> bool:
         """Returns whether the sequence's drafts stay on the device, so that plans need not know them."""
-        ...
+        return False
 
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence. Its output is complete."""
-        ...
 
 
 class EngineState:

@@ -9,7 +9,7 @@ import pytest
 
 from chorale.engine.core import EngineCore
 from chorale.engine.drafts.planner import HostDrafter
-from chorale.engine.scheduling.scheduler import PlanningDrafter
+from chorale.engine.engine_state import Drafter
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import (
     CacheGroup,
@@ -64,7 +64,7 @@ class PoisonedDevice(FakeExecutor):
 
 
 class Poisoned(Engine):
-    def __init__(self, num_faults: int, depth: int, drafter: PlanningDrafter | None = None) -> None:
+    def __init__(self, num_faults: int, depth: int, drafter: Drafter | None = None) -> None:
         super().__init__(async_scheduling=depth)
         self.device = PoisonedDevice(self.limits, self.model, num_faults)
         self.core = EngineCore(self.limits, self.device, Ticker(), drafter=drafter)

@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from chorale.engine.scheduling.scheduler import PlanningDrafter
+from chorale.engine.engine_state import Drafter
 from chorale.engine.types import NOBODY, EngineLimits, GenerateRequest, Owner, SamplingSpec
 from tests.support.engine.drafters import Future, Nonsense, Oracle
 from tests.support.engine.integrity import check_integrity
 from tests.support.engine.simulation import EOS, VOCAB, Life
 
-DRAFTERS: dict[str, Callable[[Future], PlanningDrafter]] = {
+DRAFTERS: dict[str, Callable[[Future], Drafter]] = {
     "right": lambda future: Oracle(future, most=4),
     "some right": lambda future: Oracle(future, most=9, varies=True, wrong=0.3, vocab_size=VOCAB),
     "nonsense": lambda future: Nonsense(VOCAB, 3),

@@ -13,7 +13,7 @@ import torch
 
 from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
-from chorale.engine.scheduling.scheduler import PlanningDrafter
+from chorale.engine.engine_state import Drafter
 from chorale.engine.types import GenerateRequest, RowStart, SamplingSpec, TokenChunk, TokenLogprobs
 from chorale.machine.hardware import Hardware
 from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
@@ -38,7 +38,7 @@ def write_checkpoint(folder: Path, seed: int = 1) -> Path:
     return write_random_checkpoint(folder, small_config(), seed=seed)
 
 
-def make_engine(folder: Path, drafter: PlanningDrafter | None = None, **options: Any) -> EngineCore:
+def make_engine(folder: Path, drafter: Drafter | None = None, **options: Any) -> EngineCore:
     settings = {
         "max_model_len": 1024,
         "max_num_seqs": 8,
@@ -60,7 +60,7 @@ def running(folder: Path, **options: Any) -> Iterator[EngineCore]:
         core.shutdown()
 
 
-def with_drafter(core: EngineCore, drafter: PlanningDrafter | None, **limits: Any) -> EngineCore:
+def with_drafter(core: EngineCore, drafter: Drafter | None, **limits: Any) -> EngineCore:
     """Returns another engine on the same device. ``limits``: changed limits."""
     grammars = core._pending_grammars._service
     adapters = core._adapters._service

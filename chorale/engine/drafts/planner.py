@@ -1,4 +1,4 @@
-"""DraftPlanner: decides which decoding rows of a step get drafts, and of how many tokens.
+"""HostDrafter: decides which decoding rows of a step get drafts, and of how many tokens.
 
 Drafts use only leftover tokens of the step's budget, and blocks that no admission counts on and no decoding
 row may need for its next token. No sequence is preempted for a draft; it becomes shorter instead.
@@ -11,49 +11,31 @@ early and still get a draft at any time; a row whose draft is in flight waits fo
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-
-from chorale.engine.engine_state import EngineState
+from chorale.engine.engine_state import Drafter, EngineState, Grow
 from chorale.engine.plan import NO_DRAFTS, PlannedDrafts, ScheduledChunk
 from chorale.engine.sequence import NO_TOKENS, Sequence
 from chorale.engine.types import IntArray
 
-Grow = Callable[[Sequence, int], None]
 
-
-class HostDrafter(ABC):
+class HostDrafter(Drafter):
     """A drafter that reads tokens on the host."""
 
-    @abstractmethod
     def propose(self, sequence: Sequence, most: int) -> IntArray:
         """Return up to ``most`` tokens, all of them valid ids, that may follow prompt and output. Returns an
         empty array if there is no good guess: a rejected draft costs device time.
         """
-
-    @abstractmethod
-    def end(self, sequence: Sequence) -> None:
-        """Forget a sequence, for which ``propose`` may have been called. Its output is complete."""
-
-    def drafts_on_device(self, sequence: Sequence) -> bool:
-        return False
-
-    def planner(self, engine: EngineState, grow: Grow) -> DraftPlanner:
-        return DraftPlanner(engine, self, grow)
-
-
-class DraftPlanner:
-    """Asks the drafter for drafts of a step's decoding rows."""
-
-    def __init__(self, engine: EngineState, drafter: HostDrafter, grow: Grow) -> None:
-        """``grow``: gives a sequence blocks for a number of tokens and adds the blocks to the plan."""
-        self._engine, self._drafter, self._grow = engine, drafter, grow
+        raise NotImplementedError
 
     def plan(
-        self, decodes: IntArray, chunks: list[ScheduledChunk], budget: int, num_spare: int
+        self,
+        engine: EngineState,
+        grow: Grow,
+        decodes: IntArray,
+        chunks: list[ScheduledChunk],
+        budget: int,
+        num_spare: int,
     ) -> PlannedDrafts:
-        """``budget``: tokens; ``num_spare``: blocks."""
-        engine, found = self._engine, dict[int, IntArray]()
+        found = dict[int, IntArray]()
         most = engine.limits.drafts_at(len(decodes))
         if not most:
             return NO_DRAFTS
@@ -62,23 +44,23 @@ class DraftPlanner:
         for sequence in sorted((engine.running[row] for row in decodes.tolist()), key=by_key):
             if budget < 1:
                 break
-            draft = self._propose(sequence, min(most, budget, room(engine, sequence, num_spare)))
+            draft = self._draft(engine, sequence, min(most, budget, room(engine, sequence, num_spare)))
             if not len(draft):
                 continue
             held = len(sequence.blocks.full)
-            self._grow(sequence, int(engine.rows.computed[sequence.row]) + 1 + len(draft))
+            grow(sequence, int(engine.rows.computed[sequence.row]) + 1 + len(draft))
             engine.schedule_next_check(sequence)
             found[sequence.row] = draft
             budget -= len(draft)
             num_spare -= 2 * (len(sequence.blocks.full) - held)
         return PlannedDrafts(found)
 
-    def _propose(self, sequence: Sequence, most: int) -> IntArray:
+    def _draft(self, engine: EngineState, sequence: Sequence, most: int) -> IntArray:
         if most < 1:
             return NO_TOKENS
         # Tokens that the step in flight samples are unknown.
-        num_unknown = int(self._engine.rows.computed[sequence.row]) - (sequence.num_tokens - 1)
-        return self._drafter.propose(sequence, most + num_unknown)[num_unknown:]
+        num_unknown = int(engine.rows.computed[sequence.row]) - (sequence.num_tokens - 1)
+        return self.propose(sequence, most + num_unknown)[num_unknown:]
 
 
 def room(engine: EngineState, sequence: Sequence, num_spare: int) -> int:

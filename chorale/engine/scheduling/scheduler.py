@@ -35,14 +35,12 @@ running sequences of a strictly worse *priority* to get blocks or a row.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
 from chorale.engine.accounts import Account
 from chorale.engine.engine_state import Drafter, EngineState
-from chorale.engine.plan import NO_DRAFTS, PlanBuilder, PlannedDrafts, ScheduledChunk, StepRecord
+from chorale.engine.plan import NO_DRAFTS, PlanBuilder, ScheduledChunk, StepRecord
 from chorale.engine.scheduling.batch_share import BatchShare
 from chorale.engine.scheduling.commit import Committer
 from chorale.engine.scheduling.pace import PromptPace
@@ -53,31 +51,13 @@ from chorale.engine.waiting import by_turn
 BATCH_KEEPS = 8  # admissions of batch work leave 1/8 of rows and pool free, so that others start at once
 
 
-class Planner(Protocol):
-    """Decides which rows of a step verify drafts, and which get new drafts."""
-
-    def plan(
-        self, decodes: IntArray, chunks: list[ScheduledChunk], budget: int, num_spare: int
-    ) -> PlannedDrafts:
-        """``budget``: tokens; ``num_spare``: blocks."""
-        ...
-
-
-class PlanningDrafter(Drafter, Protocol):
-    def planner(self, engine: EngineState, grow: Callable[[Sequence, int], None]) -> Planner:
-        """``grow``: gives a sequence blocks for a number of tokens and adds the blocks to the plan."""
-        ...
-
-
 class Scheduler:
     """Plans steps and commits their results.
 
     With async scheduling, ``schedule`` may run before the last ``commit``.
     """
 
-    def __init__(
-        self, engine: EngineState, limits: EngineLimits, drafter: PlanningDrafter | None = None
-    ) -> None:
+    def __init__(self, engine: EngineState, limits: EngineLimits, drafter: Drafter | None = None) -> None:
         self._engine = engine
         self._limits = limits
         self._cache = engine.cache
@@ -91,7 +71,7 @@ class Scheduler:
         self.committer = Committer(engine, keep_tokens=not limits.async_scheduling)
         self._pace = PromptPace(limits)
         self._share = BatchShare(limits, self._pace)
-        self._drafts = None if drafter is None else drafter.planner(engine, self._grow)
+        self._drafter = drafter
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.host_queries = 0
@@ -401,7 +381,9 @@ class Scheduler:
         chunks = self._build.chunks
         if not len(decodes) and not chunks:
             return self._plan_loads()
-        planned = self._drafts.plan(decodes, chunks, budget, self._spare()) if self._drafts else NO_DRAFTS
+        planned = NO_DRAFTS
+        if self._drafter is not None:
+            planned = self._drafter.plan(self._engine, self._grow, decodes, chunks, budget, self._spare())
         if planned.waiting:
             decodes = decodes[~np.isin(decodes, planned.waiting)]
             if not len(decodes) and not chunks:

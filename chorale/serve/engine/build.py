@@ -17,7 +17,7 @@ from chorale.engine.commands import Command
 from chorale.engine.core import EngineCore
 from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.drafts.lookup import NgramDrafter, SuffixDrafter
-from chorale.engine.scheduling.scheduler import PlanningDrafter
+from chorale.engine.engine_state import Drafter
 from chorale.engine.types import AdapterRef, GrammarService
 from chorale.errors import ChoraleError
 from chorale.kernels.triton.precompile.pool import CompilePool
@@ -164,7 +164,7 @@ def _build_on(rank_device: RankDevice, start: _Start) -> tuple[EngineCore, Engin
     return core, _info(start, found, rank_device)
 
 
-def make_drafter(config: SpeculativeConfig | None) -> PlanningDrafter | None:
+def make_drafter(config: SpeculativeConfig | None) -> Drafter | None:
     """Returns a drafter for the speculation method of ``config``, or None without speculation."""
     if config is None:
         return None

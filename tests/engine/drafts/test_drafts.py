@@ -10,7 +10,7 @@ import pytest
 
 from chorale.engine.core import EngineCore
 from chorale.engine.drafts.planner import HostDrafter
-from chorale.engine.scheduling.scheduler import PlanningDrafter
+from chorale.engine.engine_state import Drafter
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import IntArray, StepPlan, StepResult, TokenChunk
 from tests.support.engine.drafters import Oracle
@@ -27,7 +27,7 @@ class Drafted(Engine):
         self.drafter = Oracle(self._future, vocab_size=1000, **drafts)
         self.use(self.drafter)
 
-    def use(self, drafter: PlanningDrafter) -> None:
+    def use(self, drafter: Drafter) -> None:
         self.core = EngineCore(self.limits, self.executor, Ticker(), drafter=drafter)
 
     def _future(self, sequence: Sequence) -> list[int]:
@@ -188,7 +188,7 @@ def test_blocks_of_rejected_tokens_are_given_back(depth: int) -> None:
 class OnlyFor(HostDrafter):
     """Another drafter's drafts, for one request."""
 
-    def __init__(self, request_id: str, drafter: PlanningDrafter) -> None:
+    def __init__(self, request_id: str, drafter: Drafter) -> None:
         self._request_id, self._drafter = request_id, drafter
 
     def propose(self, sequence: Sequence, most: int) -> IntArray:

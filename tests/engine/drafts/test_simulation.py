@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from chorale.engine.drafts.head import HeadDrafter
-from chorale.engine.scheduling.scheduler import PlanningDrafter
+from chorale.engine.engine_state import Drafter
 from tests.engine.test_simulation import tight_limits
 from tests.support.engine.drafters import Future, Oracle, restless
 from tests.support.engine.simulation import VOCAB, Life, simulate
@@ -37,7 +37,7 @@ HEAD_CASES = [
 ]
 
 
-def oracle(options: dict[str, Any], future: Future) -> PlanningDrafter:
+def oracle(options: dict[str, Any], future: Future) -> Drafter:
     return Oracle(future, vocab_size=VOCAB, **options)
 
 

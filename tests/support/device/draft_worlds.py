@@ -16,7 +16,7 @@ import pytest
 
 from chorale.engine.core import EngineCore
 from chorale.engine.drafts.lookup import NgramDrafter, SuffixDrafter
-from chorale.engine.scheduling.scheduler import PlanningDrafter
+from chorale.engine.engine_state import Drafter
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from tests.support.engine.drafters import Nonsense, knowing
 from tests.support.engine.integrity import check_integrity
@@ -27,7 +27,7 @@ MAX_PROMPT, MAX_TOKENS = 70, 24
 STOPS = (7, 11, 200, 300)
 
 
-def drafters(seed: int, vocab_size: int, known: Answers) -> dict[str, Callable[[], PlanningDrafter]]:
+def drafters(seed: int, vocab_size: int, known: Answers) -> dict[str, Callable[[], Drafter]]:
     """Returns a factory for every kind of drafter, by name. ``known``: the answers without drafts."""
     return {
         "ngram": lambda: NgramDrafter(1 + seed // 3 % 5, 1 + seed % 2, 3),

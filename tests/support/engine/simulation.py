@@ -12,7 +12,7 @@ import numpy as np
 
 from chorale.config.seeds import choice_seed
 from chorale.engine.core import EngineCore
-from chorale.engine.scheduling.scheduler import PlanningDrafter
+from chorale.engine.engine_state import Drafter
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import (
     EngineLimits,
@@ -55,7 +55,7 @@ class Life:
         limits: EngineLimits,
         *,
         stop_probability: float = 0.04,
-        make_drafter: Callable[[Future], PlanningDrafter] | None = None,
+        make_drafter: Callable[[Future], Drafter] | None = None,
     ) -> None:
         """``make_drafter``: gets a function that returns the output of a sequence."""
         self.limits = limits
@@ -221,7 +221,7 @@ def simulate(
     limits: EngineLimits,
     num_requests: int,
     seed: int,
-    make_drafter: Callable[[Future], PlanningDrafter] | None = None,
+    make_drafter: Callable[[Future], Drafter] | None = None,
 ) -> Life:
     """Runs bursts of arrivals, with about one abort for every eight requests, and checks the result."""
     rng = random.Random(seed)
