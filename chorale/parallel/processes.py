@@ -11,13 +11,13 @@ import contextlib
 import logging
 import os
 import selectors
-import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
 
 from chorale.errors import ChoraleError, ConfigError, EngineDeadError, EngineError, GpuError
 from chorale.machine.hardware import Hardware
@@ -187,7 +187,7 @@ class RankProcesses:
             self._end()
 
     def _start(self, rank: int) -> RankState:
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         try:
             with theirs:
                 process, start = self._spawn(rank, theirs.fileno())
@@ -234,12 +234,13 @@ class RankProcesses:
                     return
 
     def _read(self, each: RankState) -> None:
-        each.is_open = each.channel.fill()
-        while (data := each.channel.take()) is not None:
-            message = decode_from_rank(data)
-            with self._shared.changed:
-                each.hear(message, time.monotonic())
-                self._shared.changed.notify_all()
+        data = each.channel.receive()
+        if data is None:
+            each.is_open = False
+            return
+        with self._shared.changed:
+            each.hear(decode_from_rank(data), time.monotonic())
+            self._shared.changed.notify_all()
 
     def _lose(self) -> None:
         """Find the rank that broke first, report it to the engine's thread, and make sure that the engine

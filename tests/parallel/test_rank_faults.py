@@ -198,10 +198,11 @@ def test_a_rank_that_ends_while_it_loads(odd: Path, private: Path, monkeypatch: 
 
 
 FAILING = """
-import socket, sys, time, msgspec
+import sys, time, msgspec
+from multiprocessing.connection import Connection
 from chorale.parallel.channel import Channel
 from chorale.parallel.wire import Failed, encode
-channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+channel = Channel(Connection(int(sys.argv[1])))
 time.sleep(2 * (sys.argv[2] == "a peer is gone"))  # ranks that lost a peer report after it
 channel.send(encode(Failed(sys.argv[2], sys.argv[3])))
 """

@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from chorale.engine.types import SamplingSpec, StepResult
@@ -68,7 +68,7 @@ def main() -> int:
     # The engine process ends this one; stop signals sent to the whole session are ignored here.
     settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM))
     configure_logging(start.log, f"rank{start.rank}")
-    channel = Channel(socket.socket(fileno=start.descriptor))
+    channel = Channel(Connection(start.descriptor))
     step = CurrentStep()
     threading.Thread(target=_beat, args=(channel, step), name="beat", daemon=True).start()
     try:
