@@ -267,7 +267,7 @@ class Worker:
     ) -> tuple[torch.Tensor, list[PendingLogprobs]]:
         tokens = self._sampler.sample(logits, batch, masks)
         wanted = []
-        for sample in np.flatnonzero(batch.num_logprobs >= 0).tolist():
+        for sample in np.flatnonzero(batch.state.num_logprobs[batch.rows] >= 0).tolist():
             named = self._buffers.rows.named.get(int(batch.rows[sample]))
             tensors = self._sampler.logprobs_at(sample, logits, tokens, batch, masks, named)
             wanted.append(PendingLogprobs(int(entries[sample]), tensors))

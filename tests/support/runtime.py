@@ -175,21 +175,16 @@ def random_prompt(length: int, seed: int = 0) -> list[int]:
 def sampling_batch(rows: RowSamplingState, chosen: Sequence[int], positions: Sequence[int]) -> SamplingBatch:
     """Returns a batch of the given rows, without block tables or a model."""
     numbers, places = np.array(chosen, np.int32), np.array(positions, np.int64)
-    temperature, top_k, top_p, min_p = torch.from_numpy(rows.floats(numbers))
+    floats = torch.from_numpy(rows.floats(numbers))
     return SamplingBatch(
+        state=rows,
         rows=numbers,
         positions=places,
-        greedy=rows.greedy[numbers],
-        filtered=rows.filtered[numbers],
-        top_ks=rows.top_ks[numbers],
-        num_logprobs=rows.num_logprobs[numbers],
         processors=rows.processors_of(numbers),
         row_index=torch.from_numpy(numbers).long(),
         keys=torch.from_numpy(rows.keys(numbers, places)),
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
+        temperature=floats[0],
+        filters=floats[1:].t(),
         early_stops=torch.from_numpy(rows.early_stops(numbers, places)),
     )
 

@@ -119,7 +119,7 @@ class Sampler:
         In a processed mode they are those of the distribution that the token was drawn from. Tokens that are
         masked or filtered have -inf. The token itself never has: its filter may have rounded otherwise.
         """
-        num_top, own = int(batch.num_logprobs[sample]), slice(sample, sample + 1)
+        num_top, own = int(batch.state.num_logprobs[batch.rows[sample]]), slice(sample, sample + 1)
         logits, token = logits[own], tokens[own].clamp(min=0)
         if not self._is_processed:
             return self.logprobs(logits, token, num_top, named)
@@ -183,13 +183,12 @@ class Sampler:
 
 
 def _filters(batch: SamplingBatch) -> torch.Tensor | None:
-    if not batch.filtered.any():
-        return None
-    return torch.stack((batch.top_k, batch.top_p, batch.min_p), dim=1)
+    return batch.filters if batch.state.filters[batch.rows].any() else None
 
 
 def _needs(batch: SamplingBatch) -> Needs:
     """Compute the needed work from host arrays, so that nothing waits for the device."""
-    uses_k, uses_p, uses_m = np.any(batch.filtered, axis=0).tolist()
-    heat = ~batch.greedy
-    return Needs(bool(heat.any()), bool(heat.all()), (uses_k, uses_p, uses_m), int(batch.top_ks.max()))
+    state, rows = batch.state, batch.rows
+    uses_k, uses_p, uses_m = np.any(state.filtered[rows], axis=0).tolist()
+    heat = ~state.greedy[rows]
+    return Needs(bool(heat.any()), bool(heat.all()), (uses_k, uses_p, uses_m), int(state.top_ks[rows].max()))

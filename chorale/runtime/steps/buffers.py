@@ -156,21 +156,16 @@ class Buffers:
         self, sampled: Int32, positions: npt.NDArray[np.int64], parts: _Parts
     ) -> SamplingBatch:
         rows, keys, floats, early_stops = parts.take(4)
-        temperature, top_k, top_p, min_p = floats.view(torch.float32).view(4, -1)
+        numbers = floats.view(torch.float32).view(4, -1)
         return SamplingBatch(
+            state=self.rows,
             rows=sampled,
             positions=positions,
-            greedy=self.rows.greedy[sampled],
-            filtered=self.rows.filtered[sampled],
-            top_ks=self.rows.top_ks[sampled],
-            num_logprobs=self.rows.num_logprobs[sampled],
             processors=self.rows.processors_of(sampled),
             row_index=rows.long(),
             keys=keys.view(-1, 2),
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
+            temperature=numbers[0],
+            filters=numbers[1:].t(),
             early_stops=early_stops.view(-1, EARLY_STOPS),
         )
 
