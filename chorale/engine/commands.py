@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -76,24 +76,12 @@ class Outcome(msgspec.Struct, frozen=True):
     weight_version: str = FIRST_VERSION
 
 
-class DeviceControl(Protocol):
-    """Executes the commands that concern the device of an engine."""
+class DeviceControl:
+    """Executes the commands that concern the device of an engine. This class is that of an engine whose
+    memory cannot be released: it refuses them."""
 
     def why_not(self, command: Command) -> str | None:
         """Return why the configuration or the profiler's state does not allow a command, or None."""
-        ...
-
-    def execute(self, command: Command) -> None:
-        """Release or restore memory (sleep, wake_up), or profile. No step is in flight, except when
-        profiling. After a sleep, nothing runs before all memory is restored. Raises ``EngineError``, and
-        ``ConflictError`` if an action of ``TRANSFERS`` fails; an update has then ended without effect."""
-        ...
-
-
-class NoDeviceControl:
-    """The ``DeviceControl`` of an engine whose memory cannot be released."""
-
-    def why_not(self, command: Command) -> str | None:
         if command.action == "sleep" and command.level:
             return SLEEP_IS_OFF
         if command.action in TRANSFERS:
@@ -101,4 +89,6 @@ class NoDeviceControl:
         return PROFILER_IS_OFF if command.action in ("start_profile", "stop_profile") else None
 
     def execute(self, command: Command) -> None:
-        """Never called: ``why_not`` refuses every command."""
+        """Release or restore memory (sleep, wake_up), or profile. No step is in flight, except when
+        profiling. After a sleep, nothing runs before all memory is restored. Raises ``EngineError``, and
+        ``ConflictError`` if an action of ``TRANSFERS`` fails; an update has then ended without effect."""

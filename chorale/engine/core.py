@@ -18,7 +18,7 @@ from typing import Any
 from chorale.config.sampling_fields import MAX_CHOICES
 from chorale.engine.adapters.queue import AdapterQueue, AdapterService
 from chorale.engine.admission import Admission, check_limits
-from chorale.engine.commands import Command, DeviceControl, NoDeviceControl, Outcome
+from chorale.engine.commands import Command, DeviceControl, Outcome
 from chorale.engine.control import Control
 from chorale.engine.engine_state import Drafter, EngineState
 from chorale.engine.histogram import STEP_TOKENS, Histogram
@@ -73,7 +73,7 @@ class EngineCore:
         self._control = Control(
             self._engine,
             self._scheduler,
-            device or NoDeviceControl(),
+            device or DeviceControl(),
             self._abort_all,
             is_drained=lambda: not self.has_work,
         )

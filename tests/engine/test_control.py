@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chorale.config.seeds import choice_seed
-from chorale.engine.commands import Command, Outcome
+from chorale.engine.commands import Command, DeviceControl, Outcome
 from chorale.engine.core import EngineCore
 from chorale.engine.types import StepPlan, TokenChunk
 from chorale.errors import ConflictError
@@ -20,7 +20,7 @@ from tests.support.engine.simulation import Ticker
 ASYNC = pytest.mark.parametrize("depth", [0, 1], ids=["sync", "async"])
 
 
-class Device(RecordingExecutor):
+class Device(RecordingExecutor, DeviceControl):  # type: ignore[misc]
     """A fake device that can sleep; it forgets rows and blocks, and no step may run meanwhile."""
 
     awake = frozenset({"weights", "kv_cache"})

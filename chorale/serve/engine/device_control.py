@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from chorale.config.engine import EngineConfig
-from chorale.engine.commands import MEMORY, PROFILER_IS_OFF, SLEEP_IS_OFF, UPDATES, Command
+from chorale.engine.commands import MEMORY, PROFILER_IS_OFF, SLEEP_IS_OFF, UPDATES, Command, DeviceControl
 from chorale.errors import ConflictError
 from chorale.runtime.sizing.resolve import Resolved
 from chorale.runtime.warmup.captures import AnyExecutor, capture_first, warm_up
 
 
-class EngineDevice:
+class EngineDevice(DeviceControl):
     """Sleeps, wakes up and profiles."""
 
     def __init__(self, config: EngineConfig, executor: AnyExecutor, resolved: Resolved) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from chorale.client.base import EngineInfo
 from chorale.config.engine import EngineConfig
-from chorale.engine.commands import Command
+from chorale.engine.commands import Command, DeviceControl
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, StepHandle, StepPlan, StepResult
 from chorale.errors import ConfigError
@@ -71,8 +71,8 @@ class FaultyExecutor(FakeExecutor):
         return handle if plan.step_id != self.ecc_at_step else EccStep()
 
 
-class FakeDevice:
-    """A ``DeviceControl`` that takes time."""
+class FakeDevice(DeviceControl):
+    """A device that takes time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
