@@ -15,6 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
+
 from chorale.config.sampling_fields import MAX_CHOICES
 from chorale.engine.adapters.queue import AdapterQueue, AdapterService
 from chorale.engine.admission import Admission, check_limits
@@ -24,7 +26,6 @@ from chorale.engine.engine_state import Drafter, EngineState
 from chorale.engine.histogram import STEP_TOKENS, Histogram
 from chorale.engine.kv_cache.index_log import IndexLog
 from chorale.engine.pending_grammars import PendingGrammarQueue
-from chorale.engine.scheduling.commit import Committer
 from chorale.engine.scheduling.scheduler import Scheduler
 from chorale.engine.types import (
     EngineLimits,
@@ -78,8 +79,6 @@ class EngineCore:
             is_drained=lambda: not self.has_work,
         )
         self._handles: deque[StepHandle] = deque()
-        self._num_steps = 0
-        self._last_step_tokens = 0
         self._step_tokens, self._num_done = Histogram.empty(STEP_TOKENS), 0
 
     # ------------------------------------------------------------------ requests
@@ -204,9 +203,7 @@ class EngineCore:
             if len(in_flight) > (1 if plan is not None and self.limits.async_scheduling else 0):
                 record, result = in_flight[0], self._handles.popleft().result()
                 scheduler.commit(record, result, self._clock())
-                self._num_steps += 1
-                self._last_step_tokens = record.plan.num_tokens
-                self._count_tokens(scheduler.committer)
+                self._count(record.plan.num_tokens)
             elif plan is None and self._engine.requests and not is_frozen:
                 raise EngineError("requests are waiting, but the scheduler finds nothing to do")
             chunks = self.take_chunks()
@@ -224,8 +221,11 @@ class EngineCore:
             raise EngineError(f"a step failed: {type(error).__name__}: {error}") from error
         return chunks
 
-    def _count_tokens(self, committed: Committer) -> None:
-        num_done = committed.num_prompt_tokens - committed.num_cached_tokens + committed.num_generated
+    def _count(self, num_tokens: int) -> None:
+        stats = self._engine.stats
+        stats.num_steps += 1
+        stats.last_step_tokens = num_tokens
+        num_done = stats.prompt_tokens - stats.cached_prompt_tokens + stats.generation_tokens
         if num_done > self._num_done:
             self._step_tokens.observe(num_done - self._num_done)
             self._num_done = num_done
@@ -248,26 +248,15 @@ class EngineCore:
     # ------------------------------------------------------------------ state
 
     def stats(self) -> EngineStats:
-        engine, scheduler, committed = self._engine, self._scheduler, self._scheduler.committer
-        return EngineStats(
+        engine, committed = self._engine, self._scheduler.committer
+        return msgspec.structs.replace(
+            engine.stats,
             num_running=len(engine.running),
             num_waiting=len(engine.waiting) + self._num_deferred,
             kv_blocks_used=engine.cache.pool.num_blocks - engine.cache.pool.num_free,
             kv_blocks_total=engine.cache.pool.num_blocks,
-            prompt_tokens=committed.num_prompt_tokens,
-            generation_tokens=committed.num_generated,
-            prefix_cache_queries=scheduler.prefix_queries,
-            prefix_cache_hits=scheduler.prefix_hits,
-            num_preemptions=engine.num_preemptions,
-            num_steps=self._num_steps,
-            last_step_tokens=self._last_step_tokens,
             num_deferred=self._num_deferred,
-            cached_prompt_tokens=committed.num_cached_tokens,
-            recomputed_prompt_tokens=committed.num_recomputed_tokens,
-            num_corrupted=committed.num_corrupted,
             num_drafts=committed.accepted_lengths.total(),
-            num_draft_tokens=committed.num_draft_tokens,
-            num_accepted_tokens=committed.num_accepted_tokens,
             accepted_per_position=committed.accepted_per_position,
             prompt_tokens_left=engine.prompt_tokens_left,
             sleep_state=0 if self._control.sleep_level is None else 1 + self._control.sleep_level,
@@ -292,9 +281,6 @@ class EngineCore:
         return {
             "host_pages_used": tier.slots.num_blocks - tier.slots.num_plain,
             "host_pages_total": tier.slots.num_blocks,
-            "host_cache_queries": self._scheduler.host_queries,
-            "host_cache_hits": self._scheduler.host_hits,
-            "host_prompt_tokens": self._scheduler.committer.num_host_tokens,
             "host_bytes_saved": tier.num_saved * self.limits.page_bytes,
             "host_bytes_loaded": loads.num_pages * self.limits.page_bytes,
             "host_pages_dropped": tier.num_dropped,

@@ -37,7 +37,15 @@ from chorale.engine.kv_cache.host_loads import HostLoads
 from chorale.engine.plan import PlannedDrafts, ScheduledChunk, StepRecord
 from chorale.engine.row_table import RowTable
 from chorale.engine.sequence import NO_TOKENS, RequestState, Sequence, Status
-from chorale.engine.types import EngineLimits, FinishReason, IntArray, RowStart, StepPlan, TokenChunk
+from chorale.engine.types import (
+    EngineLimits,
+    EngineStats,
+    FinishReason,
+    IntArray,
+    RowStart,
+    StepPlan,
+    TokenChunk,
+)
 from chorale.engine.waiting import WaitingQueue
 
 # Gives a sequence blocks for a number of tokens, and adds the blocks to the plan.
@@ -102,7 +110,7 @@ class EngineState:
         self.next_step_id = 0
         self.num_waiting_for_prefix = 0
         self.num_batch = 0  # sequences of batch work in ``running``
-        self.num_preemptions = 0
+        self.stats = EngineStats()  # the counters; ``EngineCore.stats`` adds the rest
         self.served_version = FIRST_VERSION  # label of the weights
         self._last_committed_step = -1
         self._outbox: list[TokenChunk] = []
@@ -200,7 +208,7 @@ class EngineState:
             state.prompt_logprobs = None
         sequence.num_preemptions += 1
         sequence.has_loaded = False
-        self.num_preemptions += 1
+        self.stats.num_preemptions += 1
         self.waiting.push(sequence)
 
     def end(self, sequence: Sequence, chunk: TokenChunk) -> None:

@@ -58,8 +58,8 @@ def test_a_random_head_changes_nothing(
 ) -> None:
     core = head_core(checkpoint, **options)
     check_equal(run(core, requests()), expected)
-    committer = core._scheduler.committer
-    assert 0 < committer.num_accepted_tokens < committer.num_draft_tokens
+    stats = core.stats()
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
 
 
 @pytest.mark.parametrize("wrong", [0.0, 0.3])
@@ -72,8 +72,8 @@ def test_a_head_that_often_knows_changes_nothing(
     core = head_core(checkpoint, enforce_eager=True)
     with known_drafts(core, expected, requests(), wrong):
         check_equal(run(core, requests()), expected)
-    committer = core._scheduler.committer
-    assert committer.num_accepted_tokens > (1 - wrong) ** 3 * 0.9 * committer.num_draft_tokens
+    stats = core.stats()
+    assert stats.num_accepted_tokens > (1 - wrong) ** 3 * 0.9 * stats.num_draft_tokens
 
 
 def test_drafts_of_the_host_are_captured(

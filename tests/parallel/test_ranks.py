@@ -218,8 +218,8 @@ def test_draft_heads_and_whole_experts_of_ranks_change_no_token(wide: Path, wide
     assert len(requests) == len(kinds)
     _, plain = fresh(wide_cores)
     expected = run(plain, requests)
-    assert not plain._scheduler.committer.num_accepted_tokens
+    assert not plain.stats().num_accepted_tokens
     options = {"speculative_config": DRAFTS, "enable_expert_parallel": True}
     with running(wide, tensor_parallel_size=2, **options) as core:
         check_nearly_equal(run(core, requests), expected)
-        assert core._scheduler.committer.num_accepted_tokens
+        assert core.stats().num_accepted_tokens

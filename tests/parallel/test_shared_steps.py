@@ -120,8 +120,8 @@ def test_drafts(odd: Path, size: int) -> None:
     drafts = knowing(expected, most=5, varies=True, wrong=0.2, vocab_size=core.limits.vocab_size)
     drafted = with_drafter(core, drafts)
     check_equal(run(drafted, requests), expected)
-    committer = drafted._scheduler.committer
-    assert 20 < committer.num_accepted_tokens < committer.num_draft_tokens
+    stats = drafted.stats()
+    assert 20 < stats.num_accepted_tokens < stats.num_draft_tokens
     last_tokens = [each.worker._buffers.last_token[:-1].tolist() for each in executor.executors]
     assert all(tokens == last_tokens[0] for tokens in last_tokens)
     core.shutdown()

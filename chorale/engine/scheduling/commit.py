@@ -25,16 +25,8 @@ class Committer:
     copy on the device."""
 
     def __init__(self, engine: EngineState, *, keep_tokens: bool) -> None:
-        self._engine = engine
+        self._engine, self._stats = engine, engine.stats
         self._keep_tokens = keep_tokens
-        self.num_prompt_tokens = 0
-        self.num_cached_tokens = 0
-        self.num_host_tokens = 0
-        self.num_recomputed_tokens = 0
-        self.num_corrupted = 0
-        self.num_generated = 0
-        self.num_draft_tokens = 0
-        self.num_accepted_tokens = 0
         self.accepted_lengths = Counter[int]()  # accepted tokens -> drafts
 
     @property
@@ -117,10 +109,10 @@ class Committer:
             state.prompt_logprobs += result.prompt_logprobs.get(entry, [])
         if sequence.is_leader and chunk.start < sequence.num_prompt <= end:
             if not state.prompt_done:
-                self.num_prompt_tokens += sequence.num_prompt
-                self.num_cached_tokens += state.num_cached_tokens
-                self.num_host_tokens += state.num_host_tokens
-                self.num_recomputed_tokens += state.num_recomputed_tokens
+                self._stats.prompt_tokens += sequence.num_prompt
+                self._stats.cached_prompt_tokens += state.num_cached_tokens
+                self._stats.host_prompt_tokens += state.num_host_tokens
+                self._stats.recomputed_prompt_tokens += state.num_recomputed_tokens
             state.prompt_done = True
             self._engine.queue_siblings(state)
 
@@ -144,7 +136,7 @@ class Committer:
             entries = np.flatnonzero(samples).astype(np.int32)
             rows, tokens, slow = rows[entries], tokens[entries], slow[entries]
         emitted = [sequences[row] for row in rows.tolist()]
-        self.num_generated += len(emitted)
+        self._stats.generation_tokens += len(emitted)
         emit_chunk = engine.emit
         for position, (sequence, token, is_slow) in enumerate(
             zip(emitted, tokens.tolist(), slow.tolist(), strict=True)
@@ -175,10 +167,10 @@ class Committer:
             sequence = self._engine.running[int(plan.rows[entry])]
             num_kept = int(result.num_sampled[entry])
             tokens = result.token_ids[entry, :num_kept].tolist()
-            self.num_draft_tokens += int(num_drafts[entry])
+            self._stats.num_draft_tokens += int(num_drafts[entry])
             has_failed = entry in result.errors  # the failure comes after num_kept tokens
             num_accepted = num_kept if has_failed else num_kept - 1
-            self.num_accepted_tokens += num_accepted
+            self._stats.num_accepted_tokens += num_accepted
             self.accepted_lengths[num_accepted] += 1
             sequence.draft_steps += bytes((int(num_drafts[entry]), num_accepted))
             has_ended = self._take_tokens(sequence, tokens, entry, result, now)
@@ -205,7 +197,7 @@ class Committer:
             finish = finish_reason(sequence, token)
             if finish is not None:
                 break
-        self.num_generated += len(taken)
+        self._stats.generation_tokens += len(taken)
         logprobs = None
         if sequence.sampling.logprobs is not None:
             logprobs = result.logprobs.get(entry, [])[: len(taken)]
@@ -234,7 +226,7 @@ class Committer:
             if samples[entry] and sequence is not None:
                 self._engine.end(sequence, emit.end_chunk(sequence, "error", now, message))
                 if entry not in result.forbidden:
-                    self.num_corrupted += 1
+                    self._stats.num_corrupted += 1
                     self._engine.invalidate(sequence.block_hashes)
             samples[entry] = False
         return samples
@@ -253,7 +245,7 @@ class Committer:
         token_ids = [token]
         if sampling.max_tokens == 0:  # the request asks for the prompt only
             token_ids, logprobs, finish = [], None, "length"
-            self.num_generated -= 1
+            self._stats.generation_tokens -= 1
         chunk = emit.token_chunk(sequence, token_ids, logprobs, finish, now, engine.served_version)
         self._add_experts(sequence, chunk, 1)
         if first:

@@ -72,10 +72,6 @@ class Scheduler:
         self._pace = PromptPace(limits)
         self._share = BatchShare(limits, self._pace)
         self._drafter = drafter
-        self.prefix_queries = 0
-        self.prefix_hits = 0
-        self.host_queries = 0
-        self.host_hits = 0
 
     def schedule(self, now: float) -> StepPlan | None:
         """Return the next step, or None if nothing can be computed before a commit or a new request."""
@@ -353,11 +349,12 @@ class Scheduler:
                 num_loaded = max(0, num_cached - load.device_hit * self._limits.block_size)
             head.request.num_host_tokens = num_loaded
             if self._limits.enable_prefix_caching:
-                self.prefix_queries += head.num_prompt
-                self.prefix_hits += num_cached - num_loaded
+                stats = self._engine.stats
+                stats.prefix_cache_queries += head.num_prompt
+                stats.prefix_cache_hits += num_cached - num_loaded
                 if self._engine.loads is not None:
-                    self.host_queries += head.num_prompt - num_cached + num_loaded
-                    self.host_hits += num_loaded
+                    stats.host_cache_queries += head.num_prompt - num_cached + num_loaded
+                    stats.host_cache_hits += num_loaded
         self._build.starts.append(self._engine.start(head, num_cached, now))
         self._build.append_blocks(head, 0)
 

@@ -37,8 +37,8 @@ class Drafted(Engine):
     @property
     def drafted(self) -> tuple[int, int]:
         """Tokens that were drafted, and accepted of them."""
-        committer = self.core._scheduler.committer
-        return committer.num_draft_tokens, committer.num_accepted_tokens
+        stats = self.core.stats()
+        return stats.num_draft_tokens, stats.num_accepted_tokens
 
     def held(self, name: str) -> tuple[int, int]:
         """Blocks of either group that a request's first choice holds."""

@@ -43,9 +43,9 @@ def oracle(options: dict[str, Any], future: Future) -> Drafter:
 
 def check_counts(life: Life, kind: str) -> None:
     """Something was drafted, and accepted as the kind of drafter says."""
-    committer = life.core._scheduler.committer
-    assert committer.num_draft_tokens > 0
-    accepted = committer.num_accepted_tokens / committer.num_draft_tokens
+    stats = life.core.stats()
+    assert stats.num_draft_tokens > 0
+    accepted = stats.num_accepted_tokens / stats.num_draft_tokens
     assert {"right": accepted == 1.0, "wrong": accepted == 0.0}.get(kind, 0.0 < accepted <= 1.0)
 
 

@@ -42,10 +42,10 @@ def check_worlds(devices: list[EngineCore], seeds: Iterable[int]) -> None:
     for seed in seeds:
         wrong = WRONG[seed % len(WRONG)]
         world = check_head_world(devices[seed // len(WRONG) % 2], seed, REQUESTS, wrong)
-        committer = world.core._scheduler.committer
+        stats = world.core.stats()
         kind = {None: "random", 0.0: "right"}.get(wrong, "some right")
-        happened[f"{kind} drafted"] += committer.num_draft_tokens
-        happened[f"{kind} accepted"] += committer.num_accepted_tokens
+        happened[f"{kind} drafted"] += stats.num_draft_tokens
+        happened[f"{kind} accepted"] += stats.num_accepted_tokens
         happened["preemptions"] += world.core.stats().num_preemptions
         happened["hits"] += world.core.stats().prefix_cache_hits
     assert happened["preemptions"]

@@ -31,7 +31,7 @@ def test_tokens_are_those_without_drafts(kind: Kind, checkpoint: Path, tmp_path:
     expected = tokens_of(run(make_engine(checkpoint), mixed_requests()))
     core = make_engine(checkpoint, speculative_config=written(tmp_path, kind))
     assert tokens_of(run(core, mixed_requests())) == expected
-    assert core._scheduler.committer.num_draft_tokens > 0
+    assert core.stats().num_draft_tokens > 0
 
 
 def test_settings_that_do_not_fit_the_head(checkpoint: Path, tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def test_drafts_among_captured_steps(
     drafts = knowing(known, most=3, varies=True, wrong=0.2, vocab_size=512)
     drafted = with_drafter(core, drafts)
     assert tokens_of(run(drafted, mixed_requests())) == alone
-    assert drafted._scheduler.committer.num_accepted_tokens > 20
+    assert drafted.stats().num_accepted_tokens > 20
     assert decodes_of(core).num_graphs > 0
     assert mixed_of(core).num_graphs > 0
 

@@ -169,9 +169,9 @@ class Tally:
         self.happened: Counter[str] = Counter()
 
     def add(self, kind: str, world: World) -> None:
-        committer, stats = world.core._scheduler.committer, world.core.stats()
-        self.drafted[kind] += committer.num_draft_tokens
-        self.accepted[kind] += committer.num_accepted_tokens
+        stats = world.core.stats()
+        self.drafted[kind] += stats.num_draft_tokens
+        self.accepted[kind] += stats.num_accepted_tokens
         self.happened["preemptions"] += stats.num_preemptions
         self.happened["prefix hits"] += stats.prefix_cache_hits
         self.happened["aborts"] += len(world.aborted)
