@@ -42,7 +42,7 @@ import torch
 
 from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
-from chorale.engine.types import GenerateRequest, SamplingSpec, StepHandle, StepPlan, StepResult
+from chorale.engine.types import FetchResult, GenerateRequest, SamplingSpec, StepPlan, StepResult
 from chorale.grammar.constraint import json_schema
 from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.render import ASSISTANT
@@ -71,7 +71,7 @@ class SkippedStep:
 
     plan: StepPlan
 
-    def result(self) -> StepResult:
+    def __call__(self) -> StepResult:
         sampled = self.plan.samples.astype(np.int32)
         return StepResult(self.plan.step_id, np.where(sampled, 5, -1)[:, None].astype(np.int32), sampled)
 
@@ -88,7 +88,7 @@ class SkippingExecutor:
         """Resets the count and the largest tokens, rows and context of the computed steps."""
         self.num_real = self.most_tokens = self.most_rows = self.longest = 0
 
-    def execute(self, plan: StepPlan) -> StepHandle:
+    def execute(self, plan: StepPlan) -> FetchResult:
         if not self.skips:
             self.num_real += 1
             self.most_tokens = max(self.most_tokens, plan.num_tokens)

@@ -31,11 +31,11 @@ from chorale.engine.types import (
     EngineLimits,
     EngineStats,
     Executor,
+    FetchResult,
     FinishReason,
     GenerateRequest,
     GrammarService,
     PrefixIndexState,
-    StepHandle,
     TokenChunk,
 )
 from chorale.errors import EngineError
@@ -78,7 +78,7 @@ class EngineCore:
             self._abort_all,
             is_drained=lambda: not self.has_work,
         )
-        self._handles: deque[StepHandle] = deque()
+        self._fetches: deque[FetchResult] = deque()
         self._step_tokens, self._num_done = Histogram.empty(STEP_TOKENS), 0
 
     # ------------------------------------------------------------------ requests
@@ -199,9 +199,9 @@ class EngineCore:
         try:
             plan = None if is_frozen else scheduler.schedule(self._clock())
             if plan is not None:
-                self._handles.append(self._executor.execute(plan))
+                self._fetches.append(self._executor.execute(plan))
             if len(in_flight) > (1 if plan is not None and self.limits.async_scheduling else 0):
-                record, result = in_flight[0], self._handles.popleft().result()
+                record, result = in_flight[0], self._fetches.popleft()()
                 scheduler.commit(record, result, self._clock())
                 self._count(record.plan.num_tokens)
             elif plan is None and self._engine.requests and not is_frozen:
@@ -210,7 +210,7 @@ class EngineCore:
             self._control.settle()
             self._enter_held()
         except Exception as error:
-            self._handles.clear()
+            self._fetches.clear()
             self._engine.fail(f"the engine failed: {error}", self._clock())
             pending = *self._pending_grammars.remove_all(), *self._adapters.remove_all()
             for request in (*pending, *self._control.held.values()):

@@ -11,7 +11,7 @@ dataclasses of numpy arrays (small enough to broadcast to ranks).
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -428,12 +428,8 @@ class GrammarService(Protocol):
         ...
 
 
-class StepHandle(Protocol):
-    """A step that is running or has finished on the device."""
-
-    def result(self) -> StepResult:
-        """Wait for the device. Raises ``EngineError`` if the step failed."""
-        ...
+# Waits for a step that was handed to the device. Raises ``EngineError`` if the step failed.
+FetchResult = Callable[[], StepResult]
 
 
 class Executor(Protocol):
@@ -441,7 +437,7 @@ class Executor(Protocol):
     meanwhile. Results are collected in the order of execution.
     """
 
-    def execute(self, plan: StepPlan) -> StepHandle: ...
+    def execute(self, plan: StepPlan) -> FetchResult: ...
 
     def use_idle_time(self) -> bool:
         """Prepare one thing before it is needed. Returns False if nothing is left to prepare.

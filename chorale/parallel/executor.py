@@ -13,7 +13,7 @@ from typing import Protocol
 
 from chorale.engine.adapters.queue import AdapterService
 from chorale.engine.commands import Command
-from chorale.engine.types import AdapterRef, GrammarService, SamplingSpec, StepHandle, StepPlan, StepResult
+from chorale.engine.types import AdapterRef, FetchResult, GrammarService, SamplingSpec, StepPlan, StepResult
 from chorale.errors import EngineError
 from chorale.machine.folders import Folder
 from chorale.parallel.communicator import Communicator
@@ -24,7 +24,7 @@ from chorale.parallel.wire import Adapt, Administer, Grammar, Plan, WorkerCall, 
 class FirstExecutor(Protocol):
     """The executor of rank 0: ``runtime.executor.LocalExecutor``."""
 
-    def execute(self, plan: StepPlan) -> StepHandle: ...
+    def execute(self, plan: StepPlan) -> FetchResult: ...
 
     def prepare(self, action: WorkerCall) -> None: ...
 
@@ -44,10 +44,21 @@ class RankedExecutor:
         self._folder = folder
         self._later: deque[WorkerCall] = deque()
 
-    def execute(self, plan: StepPlan) -> StepHandle:
-        """Start a step on all ranks. Raises ``EngineError`` with the number of a lost rank."""
+    def execute(self, plan: StepPlan) -> FetchResult:
+        """Start a step on all ranks. This and the returned function, which waits for rank 0's result, raise
+        ``EngineError`` with the number of a lost rank."""
         self._ranks.send(encode(Plan(plan)))
-        return RankedStep(self._first.execute(plan), self._ranks, self._communicator)
+        fetch = self._first.execute(plan)
+
+        def result() -> StepResult:
+            try:
+                found = fetch()
+                self._communicator.check()
+                return found
+            except EngineError as error:
+                raise self._ranks.cause(error) from error
+
+        return result
 
     def later(self, action: WorkerCall) -> None:
         """Queue an action for ``use_idle_time``."""
@@ -134,21 +145,3 @@ def _wait_for(futures: list[Future[None]]) -> None:
     wait(futures)
     for each in futures:
         each.result()
-
-
-class RankedStep:
-    """A step in flight on all ranks."""
-
-    __slots__ = ("_communicator", "_ranks", "_step")
-
-    def __init__(self, step: StepHandle, ranks: RankProcesses, communicator: Communicator) -> None:
-        self._step, self._ranks, self._communicator = step, ranks, communicator
-
-    def result(self) -> StepResult:
-        """Wait for rank 0's result. Raises ``EngineError`` with the number of a lost rank."""
-        try:
-            result = self._step.result()
-            self._communicator.check()
-            return result
-        except EngineError as error:
-            raise self._ranks.cause(error) from error

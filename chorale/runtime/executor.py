@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from chorale.engine.commands import TRANSFERS, Command
-from chorale.engine.types import StepHandle, StepPlan, StepResult
+from chorale.engine.types import FetchResult, StepPlan, StepResult
 from chorale.errors import ChoraleError, EngineError
 from chorale.runtime.gpu_faults import explain
 from chorale.runtime.profiler import TorchProfiler
@@ -33,14 +33,22 @@ class LocalExecutor:
         self._timer = StepTimer(overlaps=worker.device.overlap)
         self._gpu = worker.device.hardware.label
 
-    def execute(self, plan: StepPlan) -> StepHandle:
-        """Start a step. Never raises: the handle's ``result`` raises errors."""
+    def execute(self, plan: StepPlan) -> FetchResult:
+        """Start a step. Never raises: the returned function raises errors."""
         began = time.perf_counter()
         try:
-            fetch = self.worker.run(plan)
-        except Exception as error:  # raised again by the handle's ``result``
-            return LocalStep(plan.step_id, _raising(error), self._gpu)
-        return LocalStep(plan.step_id, self._timer.timed(fetch, began), self._gpu)
+            fetch = self._timer.timed(self.worker.run(plan), began)
+        except Exception as error:
+            fetch = _raising(error)
+        step_id, gpu = plan.step_id, self._gpu
+
+        def result() -> StepResult:
+            try:
+                return fetch()
+            except Exception as error:
+                _raise(error, f"step {step_id} failed", gpu)
+
+        return result
 
     def later(self, action: Callable[[Worker], None]) -> None:
         """Queue an action for ``use_idle_time``."""
@@ -93,22 +101,6 @@ class LocalExecutor:
         self._worker = self._memory = None
 
 
-class LocalStep:
-    """A step in flight."""
-
-    __slots__ = ("_fetch", "_gpu", "_step_id")
-
-    def __init__(self, step_id: int, fetch: Callable[[], StepResult], gpu: str = "") -> None:
-        self._step_id, self._fetch, self._gpu = step_id, fetch, gpu
-
-    def result(self) -> StepResult:
-        """Wait for the device. Raises ``EngineError`` if the step failed."""
-        try:
-            return self._fetch()
-        except Exception as error:
-            _raise(error, f"step {self._step_id} failed", self._gpu)
-
-
 class StepTimer:
     """Measures how long the device works on each step."""
 
@@ -116,7 +108,7 @@ class StepTimer:
         self._overlaps = overlaps
         self._finished = 0.0  # time at which the previous step finished
 
-    def timed(self, fetch: Callable[[], StepResult], began: float) -> Callable[[], StepResult]:
+    def timed(self, fetch: FetchResult, began: float) -> FetchResult:
         """Wrap ``fetch`` to add the step's seconds. The host launched the step between ``began`` and now.
 
         Steps run one after the other: a step launched while another runs begins when that one ends.
@@ -141,7 +133,7 @@ def _raise(error: Exception, doing: str, gpu: str) -> NoReturn:
     raise found or EngineError(f"{doing} ({type(error).__name__}: {error})") from error
 
 
-def _raising(error: Exception) -> Callable[[], StepResult]:
+def _raising(error: Exception) -> FetchResult:
     def fetch() -> StepResult:
         raise error
 

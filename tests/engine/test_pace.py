@@ -16,9 +16,9 @@ from chorale.engine.plan import ScheduledChunk, StepRecord
 from chorale.engine.scheduling.pace import PromptPace
 from chorale.engine.types import (
     EngineLimits,
+    FetchResult,
     GenerateRequest,
     SamplingSpec,
-    StepHandle,
     StepPlan,
     StepResult,
     TokenChunk,
@@ -64,8 +64,8 @@ class TimedExecutor(FakeExecutor):
         self.speed, self.now, self._rng = speed, 0.0, random.Random(7)
         self.steps: list[tuple[StepPlan, float]] = []
 
-    def execute(self, plan: StepPlan) -> StepHandle:  # type: ignore[override]
-        result = super().execute(plan).result()
+    def execute(self, plan: StepPlan) -> FetchResult:  # type: ignore[override]
+        result = super().execute(plan)()
         seconds = self.speed.seconds(plan, self._rng)
         self.steps.append((plan, seconds))
         return Timed(self, replace(result, seconds=seconds))
@@ -76,7 +76,7 @@ class Timed:
     device: TimedExecutor
     step_result: StepResult
 
-    def result(self) -> StepResult:
+    def __call__(self) -> StepResult:
         self.device.now += self.step_result.seconds
         return self.step_result
 
@@ -350,4 +350,4 @@ class SlowExecutor(FakeExecutor):
     def execute(self, plan: StepPlan) -> Any:
         handle = super().execute(plan)
         seconds = 0.001 + 0.002 * plan.num_tokens
-        return replace(handle, step_result=replace(handle.result(), seconds=seconds))
+        return replace(handle, step_result=replace(handle(), seconds=seconds))

@@ -14,7 +14,14 @@ import pytest
 from chorale.client.base import EngineInfo
 from chorale.engine.commands import Command
 from chorale.engine.core import EngineCore
-from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, StepHandle, StepPlan, TokenChunk
+from chorale.engine.types import (
+    EngineLimits,
+    FetchResult,
+    GenerateRequest,
+    SamplingSpec,
+    StepPlan,
+    TokenChunk,
+)
 from chorale.errors import EngineDeadError, EngineError
 from chorale.llm import engine as module
 from chorale.llm.engine import OfflineEngine
@@ -43,7 +50,7 @@ class Device(FakeExecutor):
         super().__init__(LIMITS)
         self.before_step: Callable[[int], None] = lambda step: None
 
-    def execute(self, plan: StepPlan) -> StepHandle:
+    def execute(self, plan: StepPlan) -> FetchResult:
         self.before_step(plan.step_id)
         return super().execute(plan)
 

@@ -15,7 +15,7 @@ import torch
 
 from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
-from chorale.engine.types import StepHandle, StepPlan, StepResult
+from chorale.engine.types import FetchResult, StepPlan, StepResult
 from chorale.kernels import select_ops
 from chorale.machine.hardware import Hardware
 from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
@@ -46,8 +46,10 @@ class ThreadedExecutor:
         self.executors = executors
         self._pool = ThreadPoolExecutor(len(executors))
 
-    def execute(self, plan: StepPlan) -> StepHandle:
-        return ThreadedStep(self._on_all(lambda executor: executor.execute(plan).result()))
+    def execute(self, plan: StepPlan) -> FetchResult:
+        found = self._on_all(lambda executor: executor.execute(plan)())
+        assert found is not None
+        return lambda: found
 
     def prepare(self, call: WorkerCall) -> None:
         self._on_all(lambda executor: executor.prepare(call))
@@ -61,15 +63,6 @@ class ThreadedExecutor:
 
     def shutdown(self) -> None:
         self._pool.shutdown()
-
-
-class ThreadedStep:
-    def __init__(self, found: StepResult | None) -> None:
-        self._found = found
-
-    def result(self) -> StepResult:
-        assert self._found is not None
-        return self._found
 
 
 def graph_engine(folder: Path, size: int) -> tuple[EngineCore, ThreadedExecutor]:

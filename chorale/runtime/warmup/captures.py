@@ -36,7 +36,7 @@ Preparation = tuple[WorkerCall, bool]  # the call that captures a graph, and whe
 
 def warm_up(executor: AnyExecutor, resolved: Resolved) -> None:
     """Runs the first step while the pool is unused. Raises ``EngineError``."""
-    executor.execute(first_plan(resolved.limits)).result()
+    executor.execute(first_plan(resolved.limits))()
 
 
 def first_plan(limits: EngineLimits) -> StepPlan:

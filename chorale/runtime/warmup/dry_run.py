@@ -46,7 +46,7 @@ def dry_run(
     for executor, plans in launched:
         for plan in plans:
             with precompiler.recording():
-                executor.execute(plan).result()
+                executor.execute(plan)()
     return needed or precompiler.num_kernels
 
 

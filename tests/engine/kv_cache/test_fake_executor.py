@@ -57,11 +57,11 @@ def test_a_missing_or_shared_block_raises(tokens: list[int], changes: dict[str, 
 
 def test_a_block_taken_by_another_row_raises() -> None:
     executor = FakeExecutor(LIMITS)
-    executor.execute(plan_of([1, 2, 3, 4, 5], blocks=[0, 1])).result()
+    executor.execute(plan_of([1, 2, 3, 4, 5], blocks=[0, 1]))()
     thief = dataclasses.replace(
         plan_of([9, 9, 9], blocks=[0], step=1), rows=ints(1), append_row=ints(1, 1), starts=()
     )
     start = RowStart(1, ints(9, 9, 9), 3, SamplingSpec(), 1, ())
-    executor.execute(dataclasses.replace(thief, starts=(start,))).result()
+    executor.execute(dataclasses.replace(thief, starts=(start,)))()
     with pytest.raises(EngineError, match="another prefix"):
         executor.execute(plan_of([-1], 5, 2, blocks=[0, 1]))

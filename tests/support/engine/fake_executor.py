@@ -141,7 +141,7 @@ class FakeHandle:
     step_result: StepResult | EngineError
     ready_at: float
 
-    def result(self) -> StepResult:
+    def __call__(self) -> StepResult:
         wait = self.ready_at - time.monotonic()
         if wait > 0:
             time.sleep(wait)

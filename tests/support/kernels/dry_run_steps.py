@@ -195,7 +195,7 @@ def serve(executor: LocalExecutor, found: Resolved, grammar: SomeGrammars) -> No
         tokens = int(random.integers(rows, limits.max_num_batched_tokens + 1))
         tokens = min(tokens, rows * limits.max_model_len)
         grammar.some = number % 3 == 0
-        executor.execute(eager_plan(tokens, rows, limits, filtered=number % 4 == 0)).result()
+        executor.execute(eager_plan(tokens, rows, limits, filtered=number % 4 == 0))()
 
 
 def main(size: str, processes: int, on_meta: bool, num_ranks: int) -> None:

@@ -78,7 +78,7 @@ def main(gpu_name: str) -> None:
             plan = eager_plan(limits.max_num_batched_tokens, count, limits, filtered=True)
             before = counted.most = counted.live
             with Recorder().recording():
-                executor.execute(plan).result()
+                executor.execute(plan)()
             most = max(most, counted.most - before)
     planned = lean_step_bytes(model, limits.max_num_batched_tokens, limits.max_num_seqs)
     print(f"planned {planned}, counted {most}")

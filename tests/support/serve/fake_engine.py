@@ -19,7 +19,7 @@ from chorale.client.base import EngineInfo
 from chorale.config.engine import EngineConfig
 from chorale.engine.commands import Command, DeviceControl
 from chorale.engine.core import EngineCore
-from chorale.engine.types import EngineLimits, StepHandle, StepPlan, StepResult
+from chorale.engine.types import EngineLimits, FetchResult, StepPlan, StepResult
 from chorale.errors import ConfigError
 from chorale.runtime.gpu_faults import explain
 from chorale.runtime.progress import Progress
@@ -63,7 +63,7 @@ class FaultyExecutor(FakeExecutor):
     ecc_at_step: int | None = None
     hold: str | None = None
 
-    def execute(self, plan: StepPlan) -> StepHandle:
+    def execute(self, plan: StepPlan) -> FetchResult:
         if self.hold is not None:
             keep_lock(self.hold)
             self.hold = None
@@ -94,9 +94,9 @@ def keep_lock(manner: str) -> None:
 
 
 class EccStep:
-    """A step whose result fails with an error of CUDA."""
+    """The result of a step that fails with an error of CUDA."""
 
-    def result(self) -> StepResult:
+    def __call__(self) -> StepResult:
         error = explain(RuntimeError(ECC), "step 2 failed", PLACE)
         assert error is not None
         raise error
