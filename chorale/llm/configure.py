@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -37,24 +39,19 @@ def engine_config(model: str | os.PathLike[str], options: dict[str, Any], count:
     _rename_options(options)
     check_names("LLM", options, names)
     given = {name: value for name, value in options.items() if value is not None}  # None: default
-    speculative = _speculative(given.pop("speculative_config", None))
-    kv_events = _kv_events(given.pop("kv_events_config", None), given.get("enable_prefix_caching"), count)
-    profiler = given.pop("profiler_config", None)
-    if profiler is not None and not isinstance(profiler, ProfilerConfig):
-        profiler = read_profiler(profiler, "LLM: profiler_config")
-    transfer = given.pop("weight_transfer_config", None)
-    if transfer is not None and not isinstance(transfer, WeightTransferConfig):
-        transfer = read_weight_transfer(transfer, "LLM: weight_transfer_config")
+    caching = given.get("enable_prefix_caching") is not False
+    readers: dict[str, tuple[type, Callable[[Any, str], Any]]] = {
+        "speculative_config": (SpeculativeConfig, _speculative),
+        "kv_events_config": (KvEventsConfig, partial(_kv_events, caching=caching, count=count)),
+        "profiler_config": (ProfilerConfig, read_profiler),
+        "weight_transfer_config": (WeightTransferConfig, read_weight_transfer),
+    }
+    for name, (kind, read) in readers.items():
+        if name in given and not isinstance(given[name], kind):
+            given[name] = read(given[name], f"LLM: {name}")
     given.setdefault("prompt_delay", 0.0)  # without streams, prefill may delay running rows
     try:
         config = msgspec.convert({"model": os.fspath(model), **given}, EngineConfig)
-        config = dataclasses.replace(
-            config,
-            speculative_config=speculative,
-            kv_events_config=kv_events,
-            profiler_config=profiler,
-            weight_transfer_config=transfer,
-        )
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$.")
         raise ConfigError(f"LLM: {path.rstrip('`')}: {reason}") from None
@@ -93,10 +90,8 @@ def _rename_options(options: dict[str, Any]) -> None:
         options["kv_offloading_size"] = size
 
 
-def _speculative(given: Any) -> SpeculativeConfig | None:
-    if given is None or isinstance(given, SpeculativeConfig):
-        return given
-    config, notices = read_speculative(given, "LLM: speculative_config")
+def _speculative(given: Any, shown: str) -> SpeculativeConfig:
+    config, notices = read_speculative(given, shown)
     for notice in notices:
         logger.warning("%s", notice)
     if config.is_synthetic:
@@ -106,13 +101,11 @@ def _speculative(given: Any) -> SpeculativeConfig | None:
     return config
 
 
-def _kv_events(given: Any, caching: Any, count: int) -> KvEventsConfig | None:
-    if given is None or isinstance(given, KvEventsConfig):
-        return given
-    config = read_kv_events(given, "LLM: kv_events_config", count)
-    reason = config.why_silent(caching is not False)
+def _kv_events(given: Any, shown: str, *, caching: bool, count: int) -> KvEventsConfig:
+    config = read_kv_events(given, shown, count)
+    reason = config.why_silent(caching)
     if reason:
-        logger.warning("LLM: kv_events_config publishes nothing: %s", reason)
+        logger.warning("%s publishes nothing: %s", shown, reason)
     return config
 
 
