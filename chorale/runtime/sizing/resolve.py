@@ -77,6 +77,7 @@ MAX_PROMPT_DELAY = 0.25  # with many waiting prompts or slow steps; a GPU's whol
 _SHORT = "little device memory"  # the reason of smaller defaults
 
 Number = TypeVar("Number", int, float, str)
+Precision = Literal["int8", "exact"]  # of the CPU ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ class _Resolver:
         can_overlap: bool,
         can_capture: bool,
         supports_fp8_kv: bool,
-        precision: Literal["int8", "exact"] | None,
+        precision: Precision | None,
     ) -> Resolved:
         """Resolve all settings, in the order of their dependencies."""
         config, speculation, int8 = self.config, self.config.speculative_config, precision == "int8"
@@ -226,7 +227,7 @@ class _Resolver:
         if self.hardware.kind in PLATFORMS:
             self._note(PLATFORMS[self.hardware.kind].state)
 
-    def _kv_dtype(self, precision: Literal["int8", "exact"] | None, supports_fp8_kv: bool) -> str:
+    def _kv_dtype(self, precision: Precision | None, supports_fp8_kv: bool) -> str:
         name = self.config.kv_cache_dtype
         asked = cache_dtype(name)
         if asked == E4M3 and (not supports_fp8_kv or self.hardware.decodes_experts):
@@ -460,7 +461,7 @@ def resolve(
     can_overlap: bool = False,
     can_capture: bool = False,
     supports_fp8_kv: bool = True,
-    precision: Literal["int8", "exact"] | None = None,
+    precision: Precision | None = None,
 ) -> Resolved:
     """Resolve all settings. Raises ``ConfigError`` for settings that cannot run, with computed alternatives.
 
@@ -482,7 +483,7 @@ def resolve(
     return attempt(economies[-1])
 
 
-def cpu_precision(config: EngineConfig, model: ModelConfig) -> Literal["int8", "exact"]:
+def cpu_precision(config: EngineConfig, model: ModelConfig) -> Precision:
     """Return the precision of the CPU ops. Rounding saves little if the weights fit into the cache."""
     if config.cpu_precision != "auto":
         return config.cpu_precision

@@ -6,9 +6,17 @@ import dataclasses
 import os
 import textwrap
 from pathlib import Path
-from typing import Literal
 
-from chorale.cli.commands.machine.gpu_plan import ENOUGH, SHORT, recommended, remedy, table, ways, why_not
+from chorale.cli.commands.machine.gpu_plan import (
+    ENOUGH,
+    SHORT,
+    Way,
+    make_way,
+    recommended,
+    remedy,
+    table,
+    ways,
+)
 from chorale.config.engine import EngineConfig
 from chorale.config.model_names import full_name
 from chorale.config.options.help import wants_help
@@ -22,7 +30,7 @@ from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.runtime.sizing.kv_pool import LITTLE_CONTEXT
 from chorale.runtime.sizing.memory import embedding_bytes, gib, token_bytes, weight_bytes
-from chorale.runtime.sizing.resolve import Resolved, cpu_precision, resolve, share_of_first
+from chorale.runtime.sizing.resolve import Precision, Resolved, cpu_precision
 
 USAGE = """usage: chorale fit MODEL [--gpu NAME ...] [the options of chorale serve]
 
@@ -179,27 +187,18 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuM
         show_replicas(hardware, replicas, ranks)
         if hardware.kind == "cpu":
             hardware = dataclasses.replace(hardware, free_bytes=hardware.free_bytes // replicas)
-    on_gpu = hardware.kind in ("cuda", "rocm")
-    decoded = hardware.decodes_experts
     precision = precision_of_kernels(settings.engine, model) if hardware.kind == "cpu" else None
-    try:
-        resolved = resolve(
-            settings.engine, model, hardware, can_overlap=on_gpu, can_capture=on_gpu,
-            supports_fp8_kv=precision is None, precision=precision,
-        )  # fmt: skip
-    except ConfigError as error:
-        weights = weight_bytes(
-            rank_share(settings, model), "bfloat16", decoded=decoded, int8=precision == "int8"
-        )
-        print(f"weights   {gib(weights)}")
-        print(f"does not fit: {why_not(weights, hardware, error)}")
-        if weights > hardware.free_bytes and (found := remedy(settings.engine, model, weights, hardware)):
+    way = make_way(settings.engine, model, hardware, replicas, precision)
+    resolved = way.resolved
+    if resolved is None:
+        print(f"weights   {gib(way.weights)}")
+        print(f"does not fit: {way.why_not}")
+        if found := remedy(settings.engine, model, way.weights, hardware):
             print(f"remedy    {found}")
         return 1
-    share = rank_share(settings, model)
-    show(share, resolved, decoded=decoded, on_cpu=hardware.kind == "cpu")
+    show(way, resolved, decoded=hardware.decodes_experts, on_cpu=hardware.kind == "cpu")
     if gpu is not None:
-        show_gpu(share, resolved, gpu)
+        show_gpu(way.part, resolved, gpu)
     if resolved.missing:
         more = gib(resolved.missing)
         print(f"does not fit: weights, activations and KV pool exceed the free memory by {more}")
@@ -220,27 +219,15 @@ def show_replicas(hardware: Hardware, replicas: int, ranks: int) -> None:
     print(f"engines   {replicas}, {where}; the figures below are for one")
 
 
-def precision_of_kernels(config: EngineConfig, model: ModelConfig) -> Literal["int8", "exact"] | None:
+def precision_of_kernels(config: EngineConfig, model: ModelConfig) -> Precision | None:
     """Returns the precision of the CPU kernels on this machine, or None if they would not be used."""
     has_kernels = config.ops in ("auto", "cpu") and config.tensor_parallel_size == 1
     return cpu_precision(config, model) if has_kernels and library().functions is not None else None
 
 
-def rank_share(settings: Settings, model: ModelConfig) -> ModelConfig:
-    """Returns the configuration of one rank's share of the model, or of the model if it cannot be divided."""
-    try:
-        return share_of_first(settings.engine, model)
-    except ConfigError:
-        return model
-
-
-def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False, on_cpu: bool = False) -> None:
-    limits, geometry = resolved.limits, resolved.geometry
-    tokens = geometry.tokens_in(limits.num_blocks)
-    full, short = (
-        min(limits.num_blocks // geometry.blocks_for(length), limits.max_num_seqs)
-        for length in (limits.max_model_len, min(SHORT, limits.max_model_len))
-    )
+def show(way: Way, resolved: Resolved, *, decoded: bool = False, on_cpu: bool = False) -> None:
+    model, limits = way.part, resolved.limits
+    full, short = way.requests(way.longest), way.requests(SHORT)
     on_host = embedding_bytes(model, resolved.dtype) if resolved.host_embedding else 0
     weights = gib(weight_bytes(model, resolved.dtype, decoded=decoded, int8=resolved.int8) - on_host)
     is_packed = not (model.dense_experts or decoded)
@@ -253,8 +240,8 @@ def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False, on_cp
     if resolved.drafts is not None:
         own = gib(limits.num_blocks * resolved.drafts.per_block)
         print(f"drafts    {resolved.drafts}, {own} of the KV pool")
-    pool = gib(limits.num_blocks * geometry.bytes_per_block)
-    print(f"KV pool   {pool}: {tokens:,} tokens of context in {resolved.kv_dtype}")
+    pool = gib(limits.num_blocks * resolved.geometry.bytes_per_block)
+    print(f"KV pool   {pool}: {way.tokens:,} tokens of context in {resolved.kv_dtype}")
     if resolved.host_tier is not None:
         buffers = gib(resolved.host_tier.device_bytes)
         print(

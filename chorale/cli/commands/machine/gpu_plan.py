@@ -6,6 +6,7 @@ For ``chorale fit --gpu 4xh100``. Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from chorale.config.engine import VALID_SIZES, EngineConfig
@@ -14,7 +15,7 @@ from chorale.machine.gpus import MODELS, GpuModel, hardware_of
 from chorale.machine.hardware import Hardware
 from chorale.model.config import ModelConfig
 from chorale.runtime.sizing.memory import gib, token_bytes, weight_bytes
-from chorale.runtime.sizing.resolve import Resolved, check_model, resolve, share_of_first
+from chorale.runtime.sizing.resolve import Precision, Resolved, check_model, resolve, share_of_first
 
 SHORT = 2048  # tokens of a short request
 # Short requests for which an engine should have room. Batches of fewer rows leave much of a GPU's throughput
@@ -34,6 +35,7 @@ class Way:
     ranks: int
     engines: int
     part: ModelConfig  # one rank's share of the model
+    weights: int  # bytes in each rank, before the settings are resolved
     resolved: Resolved | None
     why_not: str = ""
 
@@ -80,17 +82,13 @@ def ways(
     """
     _check_count(gpu, count, ranks or 1, engines or 1)
     check_model(replace(config, tensor_parallel_size=ranks or 1), model)
-    sizes = VALID_SIZES if ranks is None else (ranks,)
     found = []
-    for size in sizes:
-        if size * (engines or 1) > count:
-            continue
+    for size in VALID_SIZES if ranks is None else (ranks,):
         own = replace(config, tensor_parallel_size=size)
-        try:
-            part = share_of_first(own, model)
-        except ConfigError:
-            continue  # the model does not allow this size
-        found.append(_way(own, model, part, hardware_of(gpu), engines or count // size))
+        with suppress(ConfigError):
+            share_of_first(own, model)  # raises if the model does not allow this size
+            if size * (engines or 1) <= count:
+                found.append(make_way(own, model, hardware_of(gpu), engines or count // size))
     return found
 
 
@@ -100,29 +98,38 @@ def _check_count(gpu: GpuModel, count: int, ranks: int, engines: int) -> None:
         raise ConfigError(f"--gpu {name}: {flags(ranks, engines)} needs {ranks * engines} GPUs, not {count}")
 
 
-def _way(
-    config: EngineConfig, model: ModelConfig, part: ModelConfig, hardware: Hardware, engines: int
+def make_way(
+    config: EngineConfig,
+    model: ModelConfig,
+    hardware: Hardware,
+    engines: int,
+    precision: Precision | None = None,
 ) -> Way:
-    ranks = config.tensor_parallel_size
-    has_graphs = hardware.kind != "npu"
+    """``precision``: that of the CPU's kernels; None: other kernels are used."""
+    ranks, has_graphs = config.tensor_parallel_size, hardware.kind in ("cuda", "rocm")
     try:
-        resolved = resolve(config, model, hardware, can_overlap=has_graphs, can_capture=has_graphs)
+        part = share_of_first(config, model)
+    except ConfigError:  # which ``resolve`` raises too
+        part = model
+    weights = weight_bytes(part, "bfloat16", decoded=hardware.decodes_experts, int8=precision == "int8")
+    try:
+        resolved = resolve(
+            config, model, hardware, can_overlap=has_graphs, can_capture=has_graphs,
+            supports_fp8_kv=precision is None, precision=precision,
+        )  # fmt: skip
     except ConfigError as error:
-        weights = weight_bytes(part, "bfloat16", decoded=hardware.decodes_experts)
-        return Way(ranks, engines, part, None, why_not(weights, hardware, error))
-    return Way(ranks, engines, part, resolved)
-
-
-def why_not(weights: int, hardware: Hardware, error: ConfigError) -> str:
-    """Returns why a model does not fit."""
-    if weights > hardware.free_bytes:
-        return f"the weights exceed the free memory by {gib(weights - hardware.free_bytes)}"
-    return error.message
+        over = weights - hardware.free_bytes
+        text = f"the weights exceed the free memory by {gib(over)}" if over > 0 else error.message
+        return Way(ranks, engines, part, weights, None, text)
+    return Way(ranks, engines, part, weights, resolved)
 
 
 def remedy(config: EngineConfig, model: ModelConfig, weights: int, hardware: Hardware) -> str:
-    """Returns advice if the weights exceed the free memory: close other programs, or use another GPU."""
-    ways = []
+    """Returns advice if the weights exceed the free memory, else "": close other programs, or use another
+    GPU."""
+    ways: list[str] = []
+    if weights <= hardware.free_bytes:
+        return ""
     if weights < hardware.total_bytes - hardware.total_bytes // 10:
         ways.append(
             f"close other programs: this machine has {gib(hardware.total_bytes)}, which would be enough"
@@ -132,7 +139,7 @@ def remedy(config: EngineConfig, model: ModelConfig, weights: int, hardware: Har
     fitting = [
         (each.total_bytes, name)
         for name, each in gpus
-        if each.kind == "cuda" and _way(alone, model, model, each, 1).resolved is not None
+        if each.kind == "cuda" and make_way(alone, model, each, 1).resolved is not None
     ]
     if fitting:
         names = ", ".join(name for _, name in sorted(fitting)[:3])
