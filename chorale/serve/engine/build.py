@@ -65,15 +65,18 @@ def build_engine(
         folder = resolve_model(
             config.model, revision=config.revision, download_dir=config.download_dir, progress=phases.report
         )
-        model_config = ModelConfig.load(folder)
+        model = ModelConfig.load(folder)
         config = with_local_head(config, phases.report)
-    check_model(config, model_config)
-    check_host_memory(config, model_config, available_memory())
-    ranks = None
-    if config.tensor_parallel_size > 1:
-        ranks = start_ranks(config, folder, on_lost)
+    check_model(config, model)
+    check_host_memory(config, model, available_memory())
+    ranks = start_ranks(config, folder, on_lost) if config.tensor_parallel_size > 1 else None
     try:
-        return _build(_Start(config, folder, model_config, phases, pool, prefix_secret, ranks))
+        with phases.phase("device"):
+            device = open_rank(config, model, 0)
+            alone = RankDevice(device, device.hardware)
+            rank_device = alone if ranks is None else ranks.connect(config, model, device)
+        with explained("the engine could not be loaded", device.hardware.label):
+            return _build(rank_device, _Start(config, folder, model, phases, pool, prefix_secret, ranks))
     except BaseException:
         if ranks is not None:
             ranks.close()
@@ -111,18 +114,7 @@ class _Start:
     ranks: StartedRanks | None  # rank processes; None if this process is the only rank
 
 
-def _build(start: _Start) -> tuple[EngineCore, EngineInfo]:
-    config, model, ranks = start.config, start.model, start.ranks
-    with start.phases.phase("device"):
-        device = open_rank(config, model, 0)
-        rank_device = (
-            RankDevice(device, device.hardware) if ranks is None else ranks.connect(config, model, device)
-        )
-    with explained("the engine could not be loaded", device.hardware.label):
-        return _build_on(rank_device, start)
-
-
-def _build_on(rank_device: RankDevice, start: _Start) -> tuple[EngineCore, EngineInfo]:
+def _build(rank_device: RankDevice, start: _Start) -> tuple[EngineCore, EngineInfo]:
     phases, pool, ranks = start.phases, start.pool, start.ranks
     grammars = GrammarCache(start.model.vocab_size)
     found = build_rank(start.config, start.folder, start.model, rank_device, grammars, phases, pool)
