@@ -60,23 +60,23 @@ class PlanBuilder:
     def __init__(self) -> None:
         self.starts: list[RowStart] = []
         self.chunks: list[ScheduledChunk] = []
-        self._appends: list[int] = []  # flat: row, group, logical block, block
+        self._appends: list[int] = []  # flat: group, row, logical block, block
 
     def append_blocks(self, sequence: Sequence, first: int) -> None:
         """Add the sequence's blocks of both groups, beginning at logical block ``first``."""
         blocks, row = sequence.blocks, sequence.row
         appends, window_start = self._appends, blocks.window_start
         for index in range(first, len(blocks.full)):
-            appends += (row, FULL, index, blocks.full[index])
+            appends += (FULL, row, index, blocks.full[index])
             if index >= window_start:
-                appends += (row, WINDOW, index, blocks.window[index - window_start])
+                appends += (WINDOW, row, index, blocks.window[index - window_start])
 
     def drop(self, row: int) -> None:
         """Remove all entries of a row whose sequence was preempted before the plan was built."""
         self.starts = [start for start in self.starts if start.row != row]
         self.chunks = [chunk for chunk in self.chunks if chunk.sequence.row != row]
         table = np.array(self._appends, np.int32).reshape(-1, 4)
-        self._appends = table[table[:, 0] != row].ravel().tolist()
+        self._appends = table[table[:, 1] != row].ravel().tolist()
 
     def build(
         self,
@@ -113,10 +113,9 @@ class PlanBuilder:
                 for chunk in self.chunks
             ]
             tokens = np.concatenate([tokens, *parts])
-        columns = [NO_TOKENS] * 4
+        appends = NO_TOKENS
         if self._appends:
-            table = np.array(self._appends, np.int32).reshape(-1, 4).T
-            columns = list(np.ascontiguousarray(table))
+            appends = np.array(self._appends, np.int32).reshape(-1, 4).T.ravel()
         plan = StepPlan(
             step_id=step_id,
             starts=tuple(self.starts),
@@ -125,10 +124,7 @@ class PlanBuilder:
             num_new=num_new,
             samples=samples,
             token_ids=tokens,
-            append_row=columns[0],
-            append_group=columns[1],
-            append_index=columns[2],
-            append_block=columns[3],
+            appends=appends,
             prompt_logprob_rows=frozenset(wants_prompt),
             num_drafts=num_drafts,
             num_made=planned.num_made,

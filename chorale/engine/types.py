@@ -347,7 +347,7 @@ class StepPlan:
     """One step, as numbers. Entry ``i`` of the first block of arrays is one row of the batch.
 
     A prefill chunk, a decode and a decode with a draft differ only in ``num_new``. Block tables live on the
-    device and are appended to: ``append_*`` lists the new blocks of rows. Decodes come first, those with
+    device and are appended to: ``appends`` lists the new blocks of rows. Decodes come first, those with
     drafts after the others.
 
     A draft of K tokens follows the row's last token: ``num_new`` is 1 + K, and a token is sampled after each
@@ -366,10 +366,7 @@ class StepPlan:
     # [R] sample after the last new token, and after each token that precedes a draft token.
     samples: BoolArray
     token_ids: IntArray  # [sum(num_new)]; -1: the token that this row sampled last, still on the device
-    append_row: IntArray  # [A]
-    append_group: IntArray  # [A] CacheGroup
-    append_index: IntArray  # [A] logical block: position // block_size
-    append_block: IntArray  # [A] block id in the pool
+    appends: IntArray  # [4 * A]: ``append_columns``
     # Rows that need log-probabilities of the prompt.
     prompt_logprob_rows: frozenset[int] = field(default_factory=frozenset)
     num_drafts: IntArray | None = None  # [R] draft tokens among the new ones; None: no drafts
@@ -383,6 +380,12 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return int(self.token_ids.shape[0])
+
+    @property
+    def append_columns(self) -> IntArray:
+        """Returns [4, A]: CacheGroup, row, logical block (position // block_size) and block id in the
+        pool."""
+        return self.appends.reshape(4, -1)
 
 
 @dataclass(frozen=True, slots=True)

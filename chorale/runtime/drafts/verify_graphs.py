@@ -51,21 +51,22 @@ class VerifyPacker:
         firsts = np.cumsum(plan.num_new) - plan.num_new
         for offset in range(width):
             columns[TOKENS + offset, :count] = plan.token_ids[firsts + np.minimum(offset, num_drafts)]
-        return not len(plan.append_row) or self._pack_blocks(plan, columns)
+        return not len(plan.appends) or self._pack_blocks(plan, columns)
 
     def _pack_blocks(self, plan: StepPlan, columns: IntArray) -> bool:
+        group, row, index, block = plan.append_columns
         self._entry[plan.rows] = np.arange(len(plan.rows), dtype=np.int32)
-        entries = self._entry[plan.append_row]
+        entries = self._entry[row]
         self._entry[plan.rows] = -1
         if (entries < 0).any():
             return False
         first = columns[FIRST_NEW]
         first[entries] = np.iinfo(np.int32).max
-        np.minimum.at(first, entries, plan.append_index)
-        number = plan.append_index - first[entries]
+        np.minimum.at(first, entries, index)
+        number = index - first[entries]
         if (number >= NEW_BLOCKS).any():
             return False
-        columns[BLOCKS + plan.append_group * NEW_BLOCKS + number, entries] = plan.append_block
+        columns[BLOCKS + group * NEW_BLOCKS + number, entries] = block
         return True
 
 

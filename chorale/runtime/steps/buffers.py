@@ -46,7 +46,7 @@ class Buffers:
 
     def append_blocks(self, plan: StepPlan) -> None:
         """Only append the blocks that rows gained; otherwise ``lay_out`` does it."""
-        self._append(self._upload(appends_of(plan)).take(4))
+        self._append(*self._upload((plan.appends,)).take(1))
 
     def sampling_of(self, rows: Int32, positions: npt.NDArray[np.int64]) -> SamplingBatch:
         """Make the SamplingBatch for the tokens at ``positions`` of some rows."""
@@ -54,12 +54,12 @@ class Buffers:
 
     def fill(self, plan: StepPlan) -> ForwardBatch:
         """Append the blocks that rows gained, and lay out the step."""
-        packed, lengths = self.pack(plan, appends_of(plan))
+        packed, lengths = self.pack(plan, plan.appends)
         longest = int((plan.num_computed + plan.num_new).max())
         num_blocks = -(-longest // self.block_size)
         return self.lay_out(packed, lengths, num_blocks, int(plan.num_new.max()), longest)
 
-    def pack(self, plan: StepPlan, appends: Sequence[Int32]) -> tuple[torch.Tensor, tuple[int, ...]]:
+    def pack(self, plan: StepPlan, appends: Int32) -> tuple[torch.Tensor, tuple[int, ...]]:
         """Upload the input of ``lay_out``. Returns it with the lengths of its parts.
 
         ``appends``: the plan's, or a replacement.
@@ -68,7 +68,7 @@ class Buffers:
         shift = np.repeat(plan.num_computed - query_start[:-1], num_new)
         positions = np.arange(plan.num_tokens, dtype=np.int32) + shift
         token_rows, context_lens = np.repeat(plan.rows, num_new), plan.num_computed + num_new
-        arrays = (*appends, plan.token_ids, positions, token_rows, query_start, context_lens, plan.rows)
+        arrays = (appends, plan.token_ids, positions, token_rows, query_start, context_lens, plan.rows)
         packed = self._device.upload(np.concatenate(arrays, dtype=np.int32))
         return packed, tuple(len(array) for array in arrays)
 
@@ -103,8 +103,8 @@ class Buffers:
     ) -> ForwardBatch:
         """Append blocks and make the model's input. Runs on the device only, so a graph may contain it."""
         parts = _Parts(packed, lengths)
-        self._append(parts.take(4))
-        tokens, positions, token_rows, query_start, context_lens, rows = parts.take(6)
+        appends, tokens, positions, token_rows, query_start, context_lens, rows = parts.take(7)
+        self._append(appends)
         positions, token_rows = positions.long(), token_rows.long()
         token_ids = torch.where(tokens < 0, self.last_token[token_rows], tokens.long())
         if self.draft_state is not None:
@@ -136,9 +136,9 @@ class Buffers:
             ),
         )
 
-    def _append(self, columns: Sequence[torch.Tensor]) -> None:
-        group, row, index, block = columns
-        if len(row):
+    def _append(self, appends: torch.Tensor) -> None:
+        if len(appends):
+            group, row, index, block = appends.view(4, -1)
             self.block_tables.index_put_((group.long(), row.long(), index.long()), block)
 
     def _upload(self, arrays: Sequence[Int32]) -> _Parts:
@@ -193,12 +193,6 @@ def query_starts(plan: StepPlan) -> Int32:
     starts: Int32 = np.zeros(len(plan.num_new) + 1, np.int32)
     np.cumsum(plan.num_new, out=starts[1:])
     return starts
-
-
-def appends_of(plan: StepPlan) -> tuple[Int32, ...]:
-    """Return group, row, logical block and block of each block that rows gain, in the order of
-    ``lay_out``."""
-    return plan.append_group, plan.append_row, plan.append_index, plan.append_block
 
 
 class _Parts:

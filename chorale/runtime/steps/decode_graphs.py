@@ -76,20 +76,21 @@ class Packer:
         columns[KEY_A : KEY_B + 1, :count] = self._rows.keys(rows, positions).T
         columns[STOPS:, :count] = self._rows.early_stops(rows, positions).T
         columns[TEMPERATURE:STOPS, :count] = self._rows.floats(rows).view(np.int32)
-        return not len(plan.append_row) or self._pack_blocks(plan, columns)
+        return not len(plan.appends) or self._pack_blocks(plan, columns)
 
     def dummies(self, size: int) -> Int32:
         """Return the columns of a step that has only dummy rows."""
         return np.repeat(self._padding, size, axis=1)
 
     def _pack_blocks(self, plan: StepPlan, columns: Int32) -> bool:
+        group, row, index, block = plan.append_columns
         self._entry[plan.rows] = np.arange(len(plan.rows), dtype=np.int32)
-        entries = self._entry[plan.append_row]
+        entries = self._entry[row]
         self._entry[plan.rows] = -1
-        usual = (entries >= 0) & (plan.append_index == plan.num_computed[entries] // self._block_size)
+        usual = (entries >= 0) & (index == plan.num_computed[entries] // self._block_size)
         if not usual.all():
             return False
-        columns[FULL_BLOCK + plan.append_group, entries] = plan.append_block
+        columns[FULL_BLOCK + group, entries] = block
         return True
 
 

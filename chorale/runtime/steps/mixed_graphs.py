@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +18,9 @@ from chorale.engine.types import IntArray, StepPlan
 from chorale.kernels.adapters import NONE
 from chorale.model.gpt_oss import AuxStates
 from chorale.runtime.sizing.graph_sizes import MIXED_ROWS, MIXED_TOKENS, pick
-from chorale.runtime.steps.buffers import appends_of
 from chorale.runtime.steps.graphs import StepGraphs, StepParts
 
-TOKEN_ROWS = 6  # index of the part of ``Buffers.lay_out``'s input that has the row of each token
-_APPENDS = ("append_group", "append_row", "append_index", "append_block")
+TOKEN_ROWS = 3  # index of the part of ``Buffers.lay_out``'s input that has the row of each token
 
 
 def pad_plan(plan: StepPlan, num_tokens: int, num_rows: int, spare_row: int) -> StepPlan:
@@ -49,7 +46,7 @@ def _extended(array: IntArray, more: IntArray) -> IntArray:
 def dummy_plan(num_tokens: int, spare_row: int) -> StepPlan:
     """Make a plan of one dummy row that computes ``num_tokens`` and samples none, to warm up a size."""
     none = np.zeros(0, np.int32)
-    empty = StepPlan(-1, (), none, none, none, np.zeros(0, np.bool_), none, none, none, none, none)
+    empty = StepPlan(-1, (), none, none, none, np.zeros(0, np.bool_), none, none)
     return pad_plan(empty, num_tokens, 1, spare_row)
 
 
@@ -94,22 +91,16 @@ class MixedGraphRunner(StepGraphs):
         self._fill(pad_plan(dummy_plan(tokens, spare), tokens, rows, spare))
 
     def _fill(self, plan: StepPlan) -> None:
+        columns = plan.append_columns
         room = num_appends(plan.num_tokens, len(plan.rows), self._buffers.block_size)
-        if len(plan.append_row) > room:  # a long prefix hit
+        if columns.shape[1] > room:  # a long prefix hit
             self._buffers.append_blocks(plan)
-            nothing: dict[str, Any] = dict.fromkeys(_APPENDS, np.zeros(0, np.int32))
-            plan = replace(plan, **nothing)
-        packed, _ = self._buffers.pack(plan, self._padded_appends(plan, room))
+            columns = columns[:, :0]
+        # Further entries give the dummy row the block that it already has.
+        dummy = np.array([[0], [self._buffers.spare_row], [0], [self._dummy_block]], np.int32)
+        padding = np.repeat(dummy, room - columns.shape[1], axis=1)
+        packed, _ = self._buffers.pack(plan, np.concatenate((columns, padding), axis=1).ravel())
         self._inputs[: len(packed)].copy_(packed)
-
-    def _padded_appends(self, plan: StepPlan, room: int) -> list[IntArray]:
-        """Pad the appends with entries that give the dummy row the block it already has."""
-        dummy = (0, self._buffers.spare_row, 0, self._dummy_block)
-        missing = room - len(plan.append_row)
-        return [
-            _extended(column, np.full(missing, value, np.int32))
-            for column, value in zip(appends_of(plan), dummy, strict=True)
-        ]
 
     def _step(self, tokens: int, rows: int, reach: int) -> Callable[[], None]:
         lengths = _lengths(tokens, rows, self._buffers.block_size)
@@ -134,4 +125,4 @@ def num_appends(tokens: int, rows: int, block_size: int) -> int:
 
 def _lengths(tokens: int, rows: int, block_size: int) -> tuple[int, ...]:
     """Return the lengths of the parts of ``Buffers.lay_out``."""
-    return (*[num_appends(tokens, rows, block_size)] * 4, tokens, tokens, tokens, rows + 1, rows, rows)
+    return (4 * num_appends(tokens, rows, block_size), tokens, tokens, tokens, rows + 1, rows, rows)

@@ -41,13 +41,8 @@ def warm_up(executor: AnyExecutor, resolved: Resolved) -> None:
 
 def first_plan(limits: EngineLimits) -> StepPlan:
     """Returns a plan of one token in row 0, in the first two blocks (or the only one)."""
-    return replace(
-        eager_plan(1, 1, limits, filtered=False),
-        append_row=np.zeros(2, np.int32),
-        append_group=np.array([CacheGroup.FULL, CacheGroup.WINDOW], np.int32),
-        append_index=np.zeros(2, np.int32),
-        append_block=np.array([0, min(1, limits.num_blocks - 1)], np.int32),
-    )
+    appends = [*CacheGroup, 0, 0, 0, 0, 0, min(1, limits.num_blocks - 1)]
+    return replace(eager_plan(1, 1, limits, filtered=False), appends=np.array(appends, np.int32))
 
 
 def capture_first(

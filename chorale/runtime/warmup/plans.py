@@ -61,8 +61,7 @@ def eager_plan(tokens: int, rows: int, limits: EngineLimits, *, filtered: bool) 
         more = min(missing, limits.max_model_len - 1)
         new[row] += more
         missing -= more
-    one, none = np.zeros(1, np.int32), np.zeros(0, np.int32)
-    eos = limits.eos_token_ids
+    one, eos = np.zeros(1, np.int32), limits.eos_token_ids
     return StepPlan(
         step_id=-1,
         starts=tuple(RowStart(row, one, 1, spec, 0, eos) for row in range(rows)),
@@ -71,8 +70,5 @@ def eager_plan(tokens: int, rows: int, limits: EngineLimits, *, filtered: bool) 
         num_new=new,
         samples=np.ones(rows, np.bool_),
         token_ids=np.zeros(int(new.sum()), np.int32),
-        append_row=none,
-        append_group=none,
-        append_index=none,
-        append_block=none,
+        appends=np.zeros(0, np.int32),
     )

@@ -25,6 +25,7 @@ def plan_of(tokens: list[int], computed: int = 0, step: int = 0, *, blocks: list
     """Row 0; block i of FULL is ``blocks[i]``, of WINDOW ``blocks[i] + 6``; new blocks only."""
     first = -(-computed // 4)
     new = range(first, len(blocks))
+    appends = [(group, 0, index, blocks[index] + 6 * group) for index in new for group in (0, 1)]
     start = RowStart(0, np.array(tokens, np.int32), len(tokens), SamplingSpec(), 1, ())
     return StepPlan(
         step_id=step,
@@ -34,10 +35,7 @@ def plan_of(tokens: list[int], computed: int = 0, step: int = 0, *, blocks: list
         num_new=ints(len(tokens)),
         samples=np.ones(1, np.bool_),
         token_ids=np.array(tokens, np.int32),
-        append_row=ints(*[0 for _ in new for _ in (0, 1)]),
-        append_group=ints(*[group for _ in new for group in (0, 1)]),
-        append_index=ints(*[index for index in new for _ in (0, 1)]),
-        append_block=ints(*[blocks[index] + 6 * group for index in new for group in (0, 1)]),
+        appends=np.array(appends, np.int32).reshape(-1, 4).T.ravel(),
     )
 
 
@@ -46,7 +44,7 @@ def plan_of(tokens: list[int], computed: int = 0, step: int = 0, *, blocks: list
     [
         ([1, 2, 3, 4, 5], {}, "no block"),
         (list(range(8)), {"blocks": [0, 0]}, "another prefix"),
-        ([1, 2, 3], {"append_block": ints(0, 0)}, "another prefix"),  # of both groups
+        ([1, 2, 3], {"appends": ints(0, 1, 0, 0, 0, 0, 0, 0)}, "another prefix"),  # of both groups
     ],
 )
 def test_a_missing_or_shared_block_raises(tokens: list[int], changes: dict[str, Any], fault: str) -> None:
@@ -58,8 +56,9 @@ def test_a_missing_or_shared_block_raises(tokens: list[int], changes: dict[str, 
 def test_a_block_taken_by_another_row_raises() -> None:
     executor = FakeExecutor(LIMITS)
     executor.execute(plan_of([1, 2, 3, 4, 5], blocks=[0, 1]))()
+    appends = ints(0, 1, 1, 1, 0, 0, 0, 6)
     thief = dataclasses.replace(
-        plan_of([9, 9, 9], blocks=[0], step=1), rows=ints(1), append_row=ints(1, 1), starts=()
+        plan_of([9, 9, 9], blocks=[0], step=1), rows=ints(1), appends=appends, starts=()
     )
     start = RowStart(1, ints(9, 9, 9), 3, SamplingSpec(), 1, ())
     executor.execute(dataclasses.replace(thief, starts=(start,)))()

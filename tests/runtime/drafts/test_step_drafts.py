@@ -26,10 +26,7 @@ def test_a_row_keeps_its_samples_up_to_the_first_that_differs() -> None:
         num_new=ints(3, 2, 3, 1),
         samples=np.array([True, True, False, True]),
         token_ids=ints(9, 5, 6, 9, 7, 1, 1, 1, 9),
-        append_row=ints(),
-        append_group=ints(),
-        append_index=ints(),
-        append_block=ints(),
+        appends=ints(),
         num_drafts=ints(2, 1, 0, 0),
     )
     layout = sample_layout(plan, query_starts(plan))

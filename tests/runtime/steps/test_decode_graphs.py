@@ -229,7 +229,7 @@ def test_more_blocks_than_a_graph_takes_are_appended_beforehand(
     first = tokens_of(run(core, asked))
     assert not beforehand
     assert tokens_of(run(core, asked)) == first
-    assert [len(plan.append_row) > num_appends(16, 4, 4) for plan in beforehand] == [True]
+    assert [plan.append_columns.shape[1] > num_appends(16, 4, 4) for plan in beforehand] == [True]
 
 
 def test_grammars_bind_rows_that_were_sampled_freely_first(tmp_path: Path) -> None:

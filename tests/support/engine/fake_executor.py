@@ -1,6 +1,6 @@
 """FakeExecutor: a device whose next token is a hash of the prefix *as its simulated KV blocks hold it*.
 
-It keeps block tables built from ``append_*`` alone and blocks that store, for each slot, the token and the
+It keeps block tables built from ``appends`` alone and blocks that store, for each slot, the token and the
 hash of the whole prefix up to it (as real keys and values depend on it). Slots of host memory hold copies of
 blocks. Each sampling row reads its whole prefix through the FULL table and the last ``window`` tokens through
 the WINDOW table, verifies both, and hashes them. A wrong table, a block freed or reused too early, a wrong
@@ -210,8 +210,7 @@ class FakeExecutor:
             return StepResult(plan.step_id, none.reshape(0, 1), none, loads_done=done)
         for start in plan.starts:
             self._rows[start.row] = FakeRow(start, ({}, {}))
-        appends = (plan.append_row, plan.append_group, plan.append_index, plan.append_block)
-        for row, group, index, block in zip(*(column.tolist() for column in appends), strict=True):
+        for group, row, index, block in plan.append_columns.T.tolist():
             self._rows[row].tables[group][index] = block
         self._check(plan)
         num_drafts = [0] * len(plan.rows) if plan.num_drafts is None else plan.num_drafts.tolist()
