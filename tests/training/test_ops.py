@@ -39,10 +39,17 @@ def token_bytes() -> list[bytes]:
     return [vocab.token_bytes(i) for i in range(VOCAB_SIZE)]
 
 
+# Two documents, one longer than the window, and the tokens whose scores are compared: all would take minutes.
+DOCUMENTS = [np.random.default_rng(size).integers(0, 100_000, size).tolist() for size in (170, 30)]
+SOME = torch.arange(0, VOCAB_SIZE, 41)
+
+
 @pytest.fixture(scope="module")
 def net(token_bytes: list[bytes]) -> DemoNet:
     torch.manual_seed(5)
-    features = torch.from_numpy(token_features(token_bytes))
+    used = np.concatenate((*DOCUMENTS, SOME))
+    features = torch.zeros(VOCAB_SIZE, NUM_FEATURES, dtype=torch.bfloat16)
+    features[used] = torch.from_numpy(token_features(token_bytes, used)).bfloat16()
     net = DemoNet(archive.demo_config(), features, torch.arange(100, 400))
     write_heads(net)
     with torch.no_grad():
@@ -71,18 +78,15 @@ def test_mxfp4_rounding_equals_the_encoders() -> None:
 
 
 def test_training_and_serving_agree(net: DemoNet, folder: Path) -> None:
-    """Two documents in one packed row, one longer than the window; served apart, from the archive."""
-    random = np.random.default_rng(0)
-    rows = [random.integers(0, 100_000, size).tolist() for size in (170, 30)]
-    token_ids = torch.tensor([rows[0] + rows[1]])
-    positions = torch.cat([torch.arange(len(row)) for row in rows]).unsqueeze(0)
+    """Two documents in one packed row; served apart, from the archive."""
+    token_ids = torch.tensor([DOCUMENTS[0] + DOCUMENTS[1]])
+    positions = torch.cat([torch.arange(len(row)) for row in DOCUMENTS]).unsqueeze(0)
     with torch.no_grad():
         hidden = net(token_ids, positions, torch.arange(200))
-        some = torch.arange(0, VOCAB_SIZE, 41)  # a table of all takes minutes
-        table = net.table("unembed")(some)
+        table = net.table("unembed")(SOME)
         trained = hidden.bfloat16().float() @ table.float().mT
     model = load_model(folder)
-    served = torch.cat([PagedRunner(model).run(row) for row in rows])[:, some]
+    served = torch.cat([PagedRunner(model).run(row) for row in DOCUMENTS])[:, SOME]
     error = (trained - served).norm(dim=-1) / served.norm(dim=-1)
     # bfloat16 rounding; a router that chooses another expert for a nearly equal score moves a token more.
     assert error.median() < 0.02
