@@ -13,7 +13,6 @@ import torch.multiprocessing as processes
 from triton.runtime import interpreter
 
 from chorale.machine.processes import die_with_parent
-from tests.support.kernels.interpreter import look_up_once
 
 SECONDS = 60.0  # longest wait for a rank on a busy machine
 FORK = processes.get_context("fork")  # torch and Triton are imported once
@@ -28,7 +27,6 @@ def on_ranks(size: int, labels: Iterable[str], work: Work) -> None:
         die_with_parent(parent)
         torch.set_num_threads(1)
         _yield_between_polls()
-        look_up_once()
         work(rank, result.send)
 
     started = [FORK.Process(target=run_rank, args=(rank, end)) for rank, (_, end) in enumerate(pipes)]
@@ -41,7 +39,7 @@ def on_ranks(size: int, labels: Iterable[str], work: Work) -> None:
             found = [begin.recv() for begin, _ in pipes]
         except EOFError:
             time.sleep(1)  # a failed rank takes a moment to exit
-            raise SystemExit(f"{label}: ranks ended with {[each.exitcode for each in started]}") from None
+            raise AssertionError(f"{label}: ranks ended with {[each.exitcode for each in started]}") from None
         for rank, each in enumerate(found):
             assert each == found[0], f"{label}: rank {rank} has other results than rank 0"
         print(f"{label}, {size} ranks: {len(found[0])} results, equal on all", flush=True)

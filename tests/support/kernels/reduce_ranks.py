@@ -1,19 +1,17 @@
-"""A script of ``test_ranks.py``: the all-reduce in Triton's interpreter, one process per rank.
-
-    TRITON_INTERPRET=1 python -m tests.support.kernels.reduce_ranks RANKS [SCENARIO ...]
+"""Scenarios of ``twins_ranks.py``: the all-reduce in Triton's interpreter, one process per rank.
 
 Peers' memory is shared memory of the CPU. Each rank compares its results with a reference computed from the
 partial sums of all ranks; this process checks that the bits are equal on all ranks. It prints one line for
-each scenario in float32 and in bfloat16. The default is all scenarios.
+each scenario in float32 and in bfloat16.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,7 +28,7 @@ from chorale.kernels.triton.dense.linear import pack_linear
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.moe.combine import SomePairs
 from chorale.kernels.triton.moe.packing import Owned, pack_experts
-from chorale.kernels.triton.moe.router import pack_router, route
+from chorale.kernels.triton.moe.router import pack_router
 from chorale.kernels.triton.reduce import one_shot, two_shot
 from chorale.kernels.triton.reduce import ops as reduce_ops
 from chorale.kernels.triton.reduce.memory import Layout
@@ -103,12 +101,19 @@ def digest(*tensors: torch.Tensor | None) -> Digest:
 # ------------------------------------------------------------------ scenarios of one rank
 
 
-def few_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
-    """One-shot calls of different sizes, so that row counters differ; two programs per row without a norm."""
-    tuning.REDUCE_LANES = 8
+def few_rows(memory: PeerMemory, dtype: torch.dtype, *, wide: bool = True) -> list[Digest]:
+    """One-shot calls of different sizes, so that row counters differ; two programs per row without a norm.
+
+    Not ``wide``: calls round the values that they send, and have lanes that are out of bounds.
+    """
+    if wide:
+        tuning.REDUCE_LANES = 8
+    else:
+        tuning.REDUCE_WIDE_ROWS = 0
     rank, found = Rank(memory, dtype), []
     for call, tokens in enumerate((1, 3, 6, 2, 1)):
         x, parts, bias = rank.inputs(tokens, strided=call % 2 == 1)
+        parts = parts if wide else [part.to(dtype) for part in parts]
         mine = x.clone()
         norm = Norm(rank.norm, EPS, dtype) if call != 4 else None
         reduced = rank.reducer.add_norm(parts[rank.rank], rank.bias(bias, rank.rank), mine, norm)
@@ -120,48 +125,6 @@ def few_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
             rank.check_norm(reduced.normed, normed)
         rank.check_empty()
         found.append(digest(reduced.x, reduced.normed))
-    return found
-
-
-def narrow_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
-    """One-shot calls that round the values they send."""
-    tuning.REDUCE_WIDE_ROWS = 0
-    rank, found = Rank(memory, dtype), []
-    for tokens in (1, 5):
-        x, parts, bias = rank.inputs(tokens)
-        reduced = rank.reducer.add_norm(
-            parts[rank.rank].to(dtype), rank.bias(bias, rank.rank), x.clone(), Norm(rank.norm, EPS, dtype)
-        )
-        rank.reducer.check()
-        sent = rank.sent([part.to(dtype) for part in parts], bias, tokens)
-        summed, normed = reference.add_norm(sent, x, rank.norm, EPS)
-        assert torch.equal(reduced.x, summed)
-        rank.check_norm(reduced.normed, normed)
-        rank.check_empty()
-        found.append(digest(reduced.x, reduced.normed))
-    return found
-
-
-def routed(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
-    rank, found = Rank(memory, dtype), []
-    weight, bias = rank.router
-    given = RouterWeights(rank.norm, pack_router(weight, bias, torch.float32), 4, dtype)
-    plain = reference_ops.pack_linear(weight, bias)
-    for tokens in (1, 4, 1):
-        x, parts, added = rank.inputs(tokens)
-        before = x.clone()
-        total = rank.reducer.add_norm(parts[rank.rank], rank.bias(added, rank.rank), x, None).x
-        _, (normed, ids, gates) = route(total, given, EPS)
-        rank.reducer.check()
-        summed, expected = reference.add_norm(rank.sent(parts, added, tokens), before, rank.norm, EPS)
-        top = torch.topk(plain(expected), 4, dim=-1)
-        assert torch.equal(total, summed)
-        assert torch.equal(ids, top.indices), (ids, top.indices)
-        rank.check_norm(normed, expected)
-        torch.testing.assert_close(gates, torch.softmax(top.values, -1), rtol=1e-5, atol=1e-6)
-        assert not given.linear.arrivals.any()
-        rank.check_empty()
-        found.append(digest(total, normed, ids, gates))
     return found
 
 
@@ -416,8 +379,7 @@ def check_absent_choices(rank: Rank, tokens: int) -> None:
 
 SCENARIOS: dict[str, Callable[[PeerMemory, torch.dtype], list[Digest]]] = {
     "few": few_rows,
-    "narrow": narrow_rows,
-    "routed": routed,
+    "narrow": partial(few_rows, wide=False),
     "many": many_rows,
     "ops": ops_of_the_model,
     "experts": whole_experts,
@@ -450,7 +412,3 @@ def run(size: int, scenarios: list[str]) -> None:
             send(SCENARIOS[scenario](memory, dtype))
 
     on_ranks(size, [f"{name} {dtype}" for name, dtype in cases], work)
-
-
-if __name__ == "__main__":
-    run(int(sys.argv[1]), sys.argv[2:] or list(SCENARIOS))

@@ -1,6 +1,4 @@
-"""A script of ``test_ranks.py``: sampling over ranks in Triton's interpreter, one process per rank.
-
-    TRITON_INTERPRET=1 python -m tests.support.kernels.sample_ranks RANKS [SCENARIO ...]
+"""Scenarios of ``twins_ranks.py``: sampling over ranks in Triton's interpreter, one process per rank.
 
 Each rank has the logits of its token ids and compares the common result with that of the single-rank kernels
 and of plain torch on whole rows. Ranks exchange data in the kernels, through shared memory; some scenarios
@@ -10,7 +8,6 @@ run again with gloo.
 from __future__ import annotations
 
 import hashlib
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -319,7 +316,3 @@ def run(size: int, scenarios: list[str]) -> None:
     labels = [f"{name}, {'in kernels' if in_kernels else 'gloo'}" for name, in_kernels in cases]
     with tempfile.TemporaryDirectory() as folder:
         on_ranks(size, labels, work)
-
-
-if __name__ == "__main__":
-    run(int(sys.argv[1]), sys.argv[2:] or list(SCENARIOS))
