@@ -125,32 +125,41 @@ def _judged(content: str, value: str) -> str:
 
 
 async def greedy(kind: SandboxKind, names: tuple[str, ...] = tuple(GREEDY)) -> dict[str, str]:
-    """Each in a session of its own; the machine's shared memory and the next call are looked at too."""
-    turns = asyncio.Semaphore(4)
+    """Each in a fresh session; the machine's shared memory and the next call are looked at too."""
+    left, outcomes = list(names), {}
 
-    async def one(name: str) -> str:
-        async with turns:
-            return await _one_greedy(kind, filled(GREEDY[name], {}))
+    async def in_one_pool() -> None:
+        """Goes on until a session outlives its attempt: after the others, the next call had a fresh one."""
+        pool = SessionPool(Sandbox(kind, QUICK))
+        tool, is_fresh = PythonTool(pool, new_container_id()), True
+        try:
+            await drive(tool.call, "python", "0")
+            while left and is_fresh:
+                name = left.pop(0)
+                outcomes[name], is_fresh = await _one_greedy(tool, filled(GREEDY[name], {}))
+        finally:
+            await pool.aclose()
 
-    return dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
+    async def work() -> None:
+        while left:
+            await in_one_pool()
+
+    await asyncio.gather(*(work() for _ in range(4)))
+    return outcomes
 
 
-async def _one_greedy(kind: SandboxKind, code: str) -> str:
+async def _one_greedy(tool: PythonTool, code: str) -> tuple[str, bool]:
+    """Returns how it ended, and whether the next call had a new session."""
     loop = asyncio.get_running_loop()
-    pool = SessionPool(Sandbox(kind, QUICK))
-    tool, before = PythonTool(pool, new_container_id()), shared_bytes()
-    try:
-        await drive(tool.call, "python", "0")
-        start = loop.time()
-        _, result = await drive(tool.call, "python", code)
-        seconds, grown = loop.time() - start, shared_bytes() - before
-        for _ in range(2):  # a forged end lets the call go on: the next one then ends the session
-            _, after = await drive(tool.call, "python", "6 * 7")
-            if after.content.endswith("42\n"):
-                break
-        return _bounded(result.content, after.content, seconds, grown)
-    finally:
-        await pool.aclose()
+    start, before = loop.time(), shared_bytes()
+    _, result = await drive(tool.call, "python", code)
+    seconds, grown = loop.time() - start, shared_bytes() - before
+    for _ in range(2):  # a forged end lets the call go on: the next one then ends the session
+        _, after = await drive(tool.call, "python", "6 * 7")
+        if after.content.endswith("42\n"):
+            break
+    is_fresh = after.content.startswith("[a new session")
+    return _bounded(result.content, after.content, seconds, grown), is_fresh
 
 
 def _bounded(content: str, after: str, seconds: float, grown: int) -> str:
