@@ -49,7 +49,7 @@ def interpreter(example_server: Served) -> Iterator[subprocess.Popen[str]]:
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
         yield process
-        process.stdin.close()
+        process.kill()  # it would spend a second on its end
 
 
 def python(interpreter: subprocess.Popen[str], name: str, *arguments: str) -> str:

@@ -38,35 +38,28 @@ CHILD = """
 import json, sys
 from chorale.errors import ConfigError
 from chorale.model.hub import resolve_model
-seen = []
-try:
-    folder = resolve_model(sys.argv[1], revision=sys.argv[2] or None, download_dir=sys.argv[3] or None,
-                           progress=lambda *report: seen.append(report))
-    print(json.dumps({"folder": str(folder), "progress": seen, "torch": "torch" in sys.modules}))
-except ConfigError as error:
-    print(json.dumps({"error": error.message}))
+for asked in json.loads(sys.argv[1]):
+    seen = []
+    try:
+        folder = resolve_model(asked.pop("model"), **asked, progress=lambda *report: seen.append(report))
+        print(json.dumps({"folder": str(folder), "progress": seen, "torch": "torch" in sys.modules}))
+    except ConfigError as error:
+        print(json.dumps({"error": error.message}))
 """
 
 
-def resolve(
-    home: Path,
-    model: str = REPOSITORY,
-    revision: str = "",
-    download_dir: str = "",
-    *,
-    code: str = CHILD,
-    **env: str,
-) -> dict[str, Any]:
+def resolve(home: Path, *asked: dict[str, str], code: str = CHILD, **env: str) -> list[dict[str, Any]]:
+    """What a process with these variables finds, one model after the other."""
+    given = [{"model": REPOSITORY, **each} for each in asked]
     child = subprocess.run(
-        [sys.executable, "-c", code, model, revision, download_dir],
+        [sys.executable, "-c", code, json.dumps(given)],
         env=hub_environment(home, **env),
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    result: dict[str, Any] = json.loads(child.stdout.strip().splitlines()[-1])
-    return result
+    return [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
 
 
 def names(folder: str) -> set[str]:
@@ -75,8 +68,7 @@ def names(folder: str) -> set[str]:
 
 def test_only_the_needed_files_with_bytes_per_second(tmp_path: Path) -> None:
     with FakeHub(REPOSITORY, PUBLISHED) as hub:
-        result = resolve(tmp_path, HF_ENDPOINT=hub.url)
-        again = resolve(tmp_path, HF_ENDPOINT=hub.url)
+        result, again = resolve(tmp_path, {}, {}, HF_ENDPOINT=hub.url)
     assert "error" not in result, result
     wanted = {"config.json", "generation_config.json", "model.safetensors.index.json"}
     wanted |= {name for name in PUBLISHED if name.startswith("model-")}
@@ -96,18 +88,15 @@ def test_only_the_needed_files_with_bytes_per_second(tmp_path: Path) -> None:
 def test_original_only_when_there_is_nothing_else(tmp_path: Path) -> None:
     files = {"README.md": b"", "original/config.json": b"{}", "original/model.safetensors": b"weights"}
     with FakeHub(REPOSITORY, files) as hub:
-        result = resolve(tmp_path, HF_ENDPOINT=hub.url)
+        [result] = resolve(tmp_path, {}, HF_ENDPOINT=hub.url)
     assert names(result["folder"]) == {"original/config.json", "original/model.safetensors"}
 
 
 def test_token_revision_and_missing(tmp_path: Path) -> None:
     with FakeHub(REPOSITORY, PUBLISHED, token="hf_secret") as hub:
-        denied = resolve(tmp_path, HF_ENDPOINT=hub.url)
-        revision = resolve(tmp_path, revision="v9", HF_ENDPOINT=hub.url, HF_TOKEN="hf_secret")
-        missing = resolve(tmp_path, "someone/else", HF_ENDPOINT=hub.url, HF_TOKEN="hf_secret")
-        granted = resolve(
-            tmp_path, download_dir=str(tmp_path / "weights"), HF_ENDPOINT=hub.url, HF_TOKEN="hf_secret"
-        )
+        [denied] = resolve(tmp_path, {}, HF_ENDPOINT=hub.url)
+        asked = {"revision": "v9"}, {"model": "someone/else"}, {"download_dir": str(tmp_path / "weights")}
+        revision, missing, granted = resolve(tmp_path, *asked, HF_ENDPOINT=hub.url, HF_TOKEN="hf_secret")
     assert "HF_TOKEN" in denied["error"]
     assert "'v9'" in revision["error"]
     assert "someone/else" in missing["error"]
@@ -120,7 +109,7 @@ def test_an_interrupted_download_goes_on_where_it_stopped(tmp_path: Path) -> Non
     large = WEIGHTS * 12
     with FakeHub(REPOSITORY, {**PUBLISHED, "model-00001-of-00002.safetensors": large}) as hub:
         hub.cut_after = 11_000_000
-        result = resolve(tmp_path, HF_ENDPOINT=hub.url)
+        [result] = resolve(tmp_path, {}, HF_ENDPOINT=hub.url)
     assert "error" not in result, result
     assert (Path(result["folder"]) / "model-00001-of-00002.safetensors").read_bytes() == large
     sent = hub.sent["model-00001-of-00002.safetensors"]
@@ -135,18 +124,17 @@ def test_offline_serves_the_cache_or_says_so(tmp_path: Path) -> None:
     (cached / "refs" / "main").write_text(COMMIT)
     (snapshot / "config.json").write_text("{}")
     (snapshot / "model.safetensors").write_bytes(b"weights")
-    found = resolve(tmp_path, HF_HUB_OFFLINE="1")
+    asked = {}, {"model": "someone/else"}, {"model": "white space/model"}
+    found, missing, invalid = resolve(tmp_path, *asked, HF_HUB_OFFLINE="1")
     assert Path(found["folder"]) == snapshot
-    missing = resolve(tmp_path, "someone/else", HF_HUB_OFFLINE="1")
     assert "HF_HUB_OFFLINE" in missing["error"]
     assert "only gpt-oss is served" in missing["error"]
+    assert "neither a folder nor a hub id" in invalid["error"]
 
 
-def test_an_unreachable_hub_and_an_invalid_name_are_explained(tmp_path: Path) -> None:
-    assert "cannot be reached" in resolve(tmp_path, HF_ENDPOINT="http://127.0.0.1:9")["error"]
-    assert (
-        "neither a folder nor a hub id" in resolve(tmp_path, "white space/model", HF_HUB_OFFLINE="1")["error"]
-    )
+def test_an_unreachable_hub_is_explained(tmp_path: Path) -> None:
+    [found] = resolve(tmp_path, {}, HF_ENDPOINT="http://127.0.0.1:9")
+    assert "cannot be reached" in found["error"]
 
 
 def test_folders(tmp_path: Path) -> None:
@@ -174,8 +162,8 @@ def test_a_draft_head(tmp_path: Path) -> None:
     }
     code = CHILD.replace("resolve_model", "resolve_head")
     with FakeHub(REPOSITORY, files) as hub:
-        found = resolve(tmp_path / "home", code=code, HF_ENDPOINT=hub.url)
-        missing = resolve(tmp_path / "home", "someone/else", code=code, HF_ENDPOINT=hub.url)
+        asked = {}, {"model": "someone/else"}
+        found, missing = resolve(tmp_path / "home", *asked, code=code, HF_ENDPOINT=hub.url)
     folder = Path(found["folder"])
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "head.safetensors"]
     assert found["torch"] is False

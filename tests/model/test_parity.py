@@ -52,7 +52,7 @@ def assert_parity(logits: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("length", "sizes", "layout"),
     [
-        *((length, {}, "published") for length in (1, 127, 128, 129, 300, 1500)),
+        *((length, {}, "published") for length in (1, 127, 128, 129, 300)),
         (200, {"experts": 4, "layers": 2}, "published"),
         (200, {"experts": 8, "layers": 2}, "dense"),
         (200, {"experts": 32, "layers": 2}, "reference"),
