@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import logging
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 EXIT_ORPHANED = 1
 _PR_SET_PDEATHSIG = 1
@@ -53,6 +54,16 @@ def die_with_parent(parent_pid: int) -> None:
         threading.Thread(target=_end_with, args=(parent_pid,), name="parent", daemon=True).start()
     if os.getppid() != parent_pid:  # an orphan gets another parent
         raise SystemExit(EXIT_ORPHANED)
+
+
+def end(code: int) -> NoReturn:
+    """Ends this process without freeing its objects, which takes 0.13 s of CPU if it has imported torch.
+
+    A normal exit would also wait in libraries for ranks that have already ended.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def how_ended(code: int) -> str:

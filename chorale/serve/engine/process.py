@@ -42,7 +42,7 @@ from chorale.engine.types import EngineStats, GenerateRequest
 from chorale.errors import ChoraleError, ConfigError, GpuError
 from chorale.kernels.triton.precompile import pool
 from chorale.machine.hardware import cpu_count
-from chorale.machine.processes import collect_rarely, settle_signals, tune_garbage_collector
+from chorale.machine.processes import collect_rarely, end, settle_signals, tune_garbage_collector
 from chorale.runtime.progress import Progress
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
@@ -354,4 +354,4 @@ def early_pool(config: EngineConfig) -> pool.CompilePool | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

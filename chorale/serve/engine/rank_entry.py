@@ -6,10 +6,7 @@ It makes the garbage collector run rarely before torch is imported: the imports 
 
 from __future__ import annotations
 
-import logging
-import os
-
-from chorale.machine.processes import collect_rarely
+from chorale.machine.processes import collect_rarely, end
 
 
 def main() -> int:
@@ -20,6 +17,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    logging.shutdown()
-    os._exit(code)  # a normal exit would wait in libraries for ranks that have already ended
+    end(main())
