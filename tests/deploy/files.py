@@ -78,7 +78,9 @@ def objects() -> list[Source]:
         Source(path.name if "rendered" not in path.parts else f"rendered/{path.name}", each)
         for path in MANIFESTS
         if path.name not in NOT_OBJECTS
-        for each in yaml.safe_load_all(path.read_text("utf-8"))
+        for each in yaml.load_all(
+            path.read_text("utf-8"), yaml.CSafeLoader
+        )  # each worker of a run reads them
     ]
 
 

@@ -182,11 +182,11 @@ def shared_bytes() -> int:
     return 0
 
 
-_MEMORY = tuple(name for name in GREEDY if "memory" in name or "tmpfs" in name)
+MEMORY = tuple(name for name in GREEDY if "memory" in name or "tmpfs" in name)
 _RUNS: dict[str, Callable[[Any], Coroutine[Any, Any, dict[str, str]]]] = {
     "forbidden": forbidden,
     "greedy": greedy,
-    "memory": functools.partial(greedy, names=_MEMORY),
+    "memory": functools.partial(greedy, names=MEMORY),
 }
 
 

@@ -44,12 +44,6 @@ def test_importing_kernels_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-# ------------------------------------------------------------------ attention
-
-
-# ------------------------------------------------------------------ qkv and rotary
-
-
 # ------------------------------------------------------------------ experts
 
 

@@ -20,12 +20,11 @@ from chorale.kernels.triton import kv_elements
 from chorale.kernels.triton.ops import TRITON_OPS
 from tests.kernels.triton.twins import (
     DEVICE,
-    DTYPES,
-    NAMES,
     ROWS,
     attention_by_torch,
     attention_case,
     check,
+    each_dtype,
     meta_of,
     randn,
 )
@@ -34,7 +33,6 @@ E4M3 = torch.float8_e4m3fn
 NATIVE = kv_elements.converts_e4m3(torch.device(DEVICE))
 WRITES = ["bytes", "native"] if NATIVE else ["bytes"]
 READS = ["bytes", "native"] if NATIVE or DEVICE == "cpu" else ["bytes"]
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
 
 
 @pytest.fixture

@@ -25,11 +25,10 @@ from chorale.kernels.triton.moe.packing import Experts, Owned, pack_experts
 from chorale.kernels.triton.moe.sort import sort_pairs
 from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.parallel.shares import cut
-from tests.kernels.triton.twins import DEVICE, DTYPES, NAMES, expert_tensors, randn, route_to
+from tests.kernels.triton.twins import DEVICE, each_dtype, expert_tensors, randn, route_to
 from tests.kernels.triton.twins import check as check_close
 from tests.kernels.triton.twins_large import HOPPER, listed, places
 
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
 EXPERTS = 7
 CUT = [tuning.GroupedTile(64, 16, 3, tail=tail, mid=mid) for tail, mid in ((0, 0), (16, 0), (0, 32))]
 OWN = [range(4), range(4, 7), range(2, 3)]  # of two ranks, and one expert alone

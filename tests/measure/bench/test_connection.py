@@ -126,12 +126,6 @@ async def vanish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     await writer.drain()
 
 
-async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.readuntil(b"\r\n\r\n")
-    event = b'data: {"error":{"message":"the engine died"}}\n\ndata: [DONE]\n\n'
-    writer.write(HEAD + chunked(event, []))
-
-
 async def fail_later(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Sends two pieces and then an error, like a server whose engine dies."""
     await reader.readuntil(b"\r\n\r\n")
@@ -158,7 +152,6 @@ async def send_a_list(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         (send_a_list, "not a JSON object"),
         (refuse, "HTTP 404"),
         (vanish, "closed the connection"),
-        (fail, "the engine died"),
         (fail_later, "the engine died"),
     ],
 )

@@ -24,14 +24,13 @@ from chorale.tools.python.launch import NOBODY
 from chorale.tools.python.proof import prove
 from chorale.tools.python.sandbox import SandboxKind
 from chorale.tools.python.wasm import module as interpreter
+from tests.support import ROOT
 from tests.support.event_loop import run
-from tests.tools.escape_run import forbidden, greedy, shared_bytes
+from tests.tools.escape_run import MEMORY, forbidden, greedy, shared_bytes
 from tests.tools.escapes import FORBIDDEN, GREEDY, SUCCEED_UNHELD
 from tests.tools.python.test_sandboxes import sandbox_of
 
 ISOLATED = [kind for kind in get_args(SandboxKind) if kind != "dangerously_use_uv"]
-ROOT = Path(__file__).resolve().parents[3]
-MEMORY = tuple(name for name in GREEDY if "memory" in name or "tmpfs" in name)
 
 
 def not_held(outcomes: dict[str, str]) -> dict[str, str]:
