@@ -202,6 +202,7 @@ def test_torch_free_packages_do_not_name_torch() -> None:
         "from chorale.cli.main import main; main(['--version'])",
         "import chorale.api.app, chorale.serve.http.server, chorale.client.remote, chorale.serve.supervisor",
         "import chorale.cli.commands.serve.serve, chorale.cli.commands.machine.doctor",
+        "import chorale.kernels.ops, chorale.model.config, chorale.model.hub, chorale.model.demo",
     ],
 )
 def test_light_processes_import_no_torch(code: str) -> None:
