@@ -10,41 +10,6 @@ import pytest
 from chorale.turns.merge import Sources
 
 
-async def test_sources_may_be_added_while_they_are_read() -> None:
-    sources: Sources[str] = Sources()
-    closed: list[str] = []
-
-    async def source(name: str, count: int, adds: str = "") -> AsyncGenerator[str]:
-        try:
-            for number in range(count):
-                if adds and number == 1:
-                    for other in adds:
-                        sources.add(source(other, 2))
-                await asyncio.sleep(0)
-                yield f"{name}{number}"
-        finally:
-            closed.append(name)
-
-    sources.add(source("a", 4, adds="bc"))
-    found = [item async for item in sources.read()]
-    assert sorted(found) == ["a0", "a1", "a2", "a3", "b0", "b1", "c0", "c1"]
-    assert sorted(closed) == ["a", "b", "c"]
-
-
-async def test_a_single_source_may_add_another_and_end() -> None:
-    sources: Sources[int] = Sources()
-
-    async def first() -> AsyncGenerator[int]:
-        yield 1
-        sources.add(second())
-
-    async def second() -> AsyncGenerator[int]:
-        yield 2
-
-    sources.add(first())
-    assert [item async for item in sources.read()] == [1, 2]
-
-
 @pytest.mark.parametrize("counts", [(0, 0, 1), (0, 0, 5), (1, 1, 5), (1, 0, 2, 3)])
 def test_sources_that_end_together_do_not_hold_up_the_others(counts: tuple[int, ...]) -> None:
     async def main(num_steps: int) -> None:

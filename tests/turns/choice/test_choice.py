@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from chorale.engine.types import FinishReason, SamplingSpec, TokenChunk, TokenLogprobs
 from chorale.errors import EngineError
-from chorale.grammar.constraint import json_schema
 from chorale.harmony.messages import ToolDescription
 from chorale.harmony.vocab import CALL, RETURN
 from chorale.tools.contract import CodeInterpreterRequest, CodeOutput, McpRequest, RequestTools, ToolResult
@@ -22,12 +21,12 @@ from chorale.turns.built_in.open import ApprovedCall, TurnTools, built_in_tools
 from chorale.turns.choice.choice import Choice
 from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.compaction import Compaction
-from chorale.turns.events import Fold, ItemDelta, ToolProgressed, Usage
+from chorale.turns.events import Fold, ItemDelta, ToolProgressed
 from chorale.turns.functions import Function
 from chorale.turns.needs import CallTool, Compact, Ended, Need, NextRound
 from chorale.turns.request import NEVER, TurnRequest
-from chorale.turns.rules import AUTO, Mode, ToolChoice, TurnRules
-from tests.support.scripted import ANALYSIS, FINAL, NEXT, VOCAB, ids
+from chorale.turns.rules import TurnRules
+from tests.support.scripted import FINAL, VOCAB, ids
 from tests.support.scripted_tools import ScriptedBox, ScriptedService, plain, result
 from tests.turns.test_run_properties import TEXTS, streams
 
@@ -51,35 +50,18 @@ def chunk(token_ids: list[int], finish: FinishReason | None = None, **fields: An
     return TokenChunk("r", 0, token_ids, finish, stop, **fields)
 
 
-def with_tools(sampling: SamplingSpec | None = None, **asked: Any) -> tuple[Choice, ScriptedBox]:
+def with_tools(**asked: Any) -> Choice:
     """A choice whose model may call the python tool, or what ``asked`` says."""
     wanted = RequestTools(**asked or {"code_interpreter": CodeInterpreterRequest()})
     box = ScriptedBox(wanted, plain, ScriptedService(), {})
     rules = TurnRules(built_in=built_in_tools(box))
-    tools = (TurnTools(box, "key"),)
-    given = sampling or SamplingSpec()
-    return harmony(rules=rules, tools=tools, sampling=given, stream_interval=NEVER), box
+    return harmony(rules=rules, tools=(TurnTools(box, "key"),), stream_interval=NEVER)
 
 
 def folded(choice: Choice | RawChoice) -> Fold:
     fold = Fold()
     fold.add(choice.take())
     return fold
-
-
-def called(choice: Choice, text: str = PYTHON, **fields: Any) -> CallTool:
-    """The call that the choice wants to have run, once it has written ``text``."""
-    need = choice.feed(chunk(ids(text), "stop", **fields))
-    assert isinstance(need, CallTool)
-    return need
-
-
-def goes_on(choice: Choice, call: CallTool) -> NextRound:
-    """The round that begins with the result of a call, 42."""
-    need = choice.tool_done(call, result(call.call, "42"), RESULT)
-    assert isinstance(need, NextRound)
-    choice.begin_round(need)
-    return need
 
 
 # --------------------------------------------------------------------------- Ended, NextRound
@@ -94,24 +76,6 @@ def test_nothing_is_needed_until_the_answer_has_ended() -> None:
     fold = folded(choice)
     assert fold.text("message") == "Yes."
     assert fold.ended.reason == "stop"
-
-
-def test_an_answer_that_is_forced_after_a_tool_repeats_no_earlier_round() -> None:
-    """The prompt has each token of the earlier round once, and of this one what was whole."""
-    choice, _ = with_tools()
-    written, thought = ids(PYTHON), ids(ANALYSIS + "So it is.<|return|>")
-    goes_on(choice, called(choice))
-    need = choice.feed(chunk(thought, "stop"))
-    assert isinstance(need, NextRound)
-    assert need.prompt_token_ids == [
-        *PROMPT,
-        *written,
-        *RESULT,
-        *ids("<|start|>assistant"),
-        *ids(ANALYSIS + "So it is." + NEXT + FINAL),
-    ]
-    assert need.num_own_tokens == len(ids(ANALYSIS + "So it is." + NEXT + FINAL))
-    assert need.num_sampled == len(written) + len(thought)
 
 
 def test_an_answer_is_forced_once() -> None:
@@ -134,50 +98,17 @@ def test_fail_and_end_return_values_and_happen_once() -> None:
 # --------------------------------------------------------------------------- CallTool
 
 
-def test_a_call_to_a_built_in_tool_is_a_value_and_its_result_the_next_round() -> None:
-    choice, _ = with_tools()
-    written = ids(ANALYSIS + "Hm" + NEXT + PYTHON)
-    need = called(choice, ANALYSIS + "Hm" + NEXT + PYTHON)
-    assert (need.call.recipient, need.call.content, need.channel) == ("python", "print(42)", "analysis")
-    assert need.identity is not None
-    assert need.refusal is None
-    assert need.prompt_token_ids == [*PROMPT, *written]
+def test_progress_of_a_tool_waits_for_no_tokens() -> None:
+    choice = with_tools()
+    need = choice.feed(chunk(ids(PYTHON), "stop"))
+    assert isinstance(need, CallTool)
     choice.take()
     choice.tool_progressed(need, CodeOutput("42"))
-    assert any(isinstance(event, ToolProgressed) for event in choice.take()), "progress waits for no tokens"
-    after = choice.tool_done(need, result(need.call, "42"), RESULT)
-    assert after == NextRound(
-        [*PROMPT, *written, *RESULT, *ids("<|start|>assistant")],
-        num_new_tokens=len(RESULT) + 2,
-        num_sampled=len(written),
-    )
-    choice.begin_round(after)
-    assert choice.feed(chunk(ids(FINAL + "42.<|return|>"), "stop")) == Ended()
-
-
-def test_cached_tokens_of_a_later_round_are_those_of_the_rounds_before() -> None:
-    """Whatever the engine found of it: it had computed all of it for this turn."""
-    choice, _ = with_tools()
-    goes_on(choice, called(choice, num_cached_tokens=2))
-    choice.feed(chunk(ids(FINAL + "42.<|return|>"), "stop", num_cached_tokens=16))
-    ended = folded(choice).ended
-    assert ended.usage.cached_tokens == 2 + len(PROMPT) + len(ids(PYTHON))
-
-
-def test_a_forced_answer_is_not_summarized_first() -> None:
-    choice = harmony(compaction=compaction(1, due=False))
-    assert isinstance(choice.feed(chunk([RETURN], "stop")), NextRound)
-
-
-def test_a_call_that_needs_approval_ends_the_turn() -> None:
-    choice, _ = with_tools(mcp=(McpRequest("srv"),))
-    written = ids("<|channel|>commentary to=srv.echo <|constrain|>json<|message|>{}<|call|>")
-    assert choice.feed(chunk(written, "stop")) == Ended()
-    assert [item.kind for item in folded(choice).items][-1] == "mcp_approval_request"
+    assert any(isinstance(event, ToolProgressed) for event in choice.take())
 
 
 def test_approved_calls_come_first_one_after_the_other() -> None:
-    choice, _ = with_tools(mcp=(McpRequest("srv"),))
+    choice = with_tools(mcp=(McpRequest("srv"),))
     approved = tuple(ApprovedCall(f"a{i}", "srv.echo", "echo", "srv", "{}", (7, i)) for i in range(2))
     choice = Choice(VOCAB, replace(choice._request, approved=approved), 0, EOS)
     first = choice.start()
@@ -197,54 +128,21 @@ def test_approved_calls_come_first_one_after_the_other() -> None:
 # --------------------------------------------------------------------------- Compact
 
 
-def compaction(threshold: int, *, due: bool, alone: bool = False) -> Compaction:
+def compaction(*, due: bool) -> Compaction:
     first = (8, 8) if due else None
-    return Compaction(threshold, (9,), first, lambda text: f"<{text}>", lambda packed: [4], alone)
+    return Compaction(1, (9,), first, lambda text: f"<{text}>", lambda packed: [4])
 
 
-def test_a_due_summary_comes_before_the_first_round() -> None:
-    choice = harmony(compaction=compaction(1, due=True))
-    need = choice.start()
-    assert isinstance(need, Compact)
-    assert need == Compact([8, 8], NextRound(PROMPT))
-    choice.compaction_progressed()
-    choice.compaction_progressed()
-    assert choice.compacted(need, "<s>", [4, 4], Usage(5, 0, 2)) == NextRound([4, 4])
-    choice.begin_round(NextRound([4, 4]))
-    assert choice.feed(chunk(ids(FINAL + "Yes.<|return|>"), "stop")) == Ended()
-    fold = folded(choice)
-    assert [(item.kind, item.text) for item in fold.items] == [("compaction", "<s>"), ("message", "Yes.")]
-    assert fold.ended.usage.input_tokens == 2 + 5, "of the answer and of the summary"
+def test_a_forced_answer_is_not_summarized_first() -> None:
+    choice = harmony(compaction=compaction(due=False))
+    assert isinstance(choice.feed(chunk([RETURN], "stop")), NextRound)
 
 
 def test_without_room_for_a_summary_the_round_comes_as_it_is() -> None:
-    choice = harmony(compaction=compaction(1, due=True))
+    choice = harmony(compaction=compaction(due=True))
     need = choice.start()
     assert isinstance(need, Compact)
     assert choice.skip_compaction(need) == NextRound(PROMPT, num_sampled=0)
-
-
-def test_a_turn_that_is_a_summary_ends_with_it() -> None:
-    choice = harmony(compaction=compaction(0, due=True, alone=True))
-    need = choice.start()
-    assert isinstance(need, Compact)
-    choice.compaction_progressed()
-    assert choice.compacted(need, "<s>", [4], Usage(5, 0, 2)) == Ended()
-    fold = folded(choice)
-    assert fold.ended.usage == Usage(5, 0, 2), "of the summary alone"
-
-
-def test_a_prompt_that_a_tool_made_long_is_summarized_before_its_round() -> None:
-    choice, _ = with_tools()
-    choice = Choice(VOCAB, replace(choice._request, compaction=compaction(10, due=False)), 0, EOS)
-    assert choice.start() is None
-    call = called(choice)
-    need = choice.tool_done(call, result(call.call, "42"), RESULT)
-    assert isinstance(need, Compact)
-    assert need.prompt_token_ids == [*need.following.prompt_token_ids[:-2], 9, *ids("<|start|>assistant")]
-    choice.compaction_progressed()
-    after = choice.compacted(need, "<s>", [4] * 9, Usage())
-    assert after == NextRound([4] * 9, num_new_tokens=9, num_sampled=len(ids(PYTHON)))
 
 
 # --------------------------------------------------------------------------- fed whole, fed token by token
@@ -302,22 +200,11 @@ def test_a_choice_does_not_depend_on_chunk_sizes(
         functions = [Function(ToolDescription(name)) for name in ("f", "g")]
         options: dict[str, Any] = {"stop": stop, "stream_interval": interval}
         if tools:
-            options["tools"] = with_tools()[0]._request.tools
+            options["tools"] = with_tools()._request.tools
         return drive(harmony(rules=TurnRules(functions=functions), **options), tokens, size, logprobs)
 
     tokens = tokens or [RETURN]
     assert fed(len(tokens), NEVER) == fed(1, 1) == fed(size, 3)
-
-
-@pytest.mark.parametrize(("mode", "strict"), [("required", False), ("auto", True)])
-def test_a_forced_or_strict_call_follows_its_schema(mode: Mode, strict: bool) -> None:
-    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    function = Function(ToolDescription("f", parameters=schema), strict=strict)
-    rules = TurnRules(functions=[function], choice=ToolChoice(mode))
-    (call,) = rules.frames(100).calls
-    assert call.arguments == json_schema(schema, function.param)
-    loose = replace(rules, functions=[replace(function, strict=False)], choice=AUTO)
-    assert loose.frames(100).calls[0].arguments is None
 
 
 PIECES = st.one_of(

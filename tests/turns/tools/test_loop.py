@@ -59,7 +59,9 @@ async def test_the_next_round_has_the_exact_tokens_of_call_and_result() -> None:
 
 
 async def test_usage_is_summed_and_repeated_tokens_count_as_cached() -> None:
-    async with tools_served(Script(ids(THINK + PYTHON), num_cached_tokens=5), THINK + FINAL) as server:
+    """Whatever the engine found of them: it had computed all of it for this turn."""
+    first_round = Script(ids(THINK + PYTHON), num_cached_tokens=5)
+    async with tools_served(first_round, Script(ids(THINK + FINAL), num_cached_tokens=16)) as server:
         usage = (await server.respond(input="6 * 7?", tools=[CODE]))["usage"]
         first, second = (request.prompt_token_ids for request in server.client.requests)
         written = len(ids(THINK + PYTHON))
@@ -395,13 +397,17 @@ async def test_preambles_and_reasoning_stay_between_calls() -> None:
 
 
 async def test_an_answer_is_forced_again_after_another_tool() -> None:
+    """The last prompt has each token of the earlier rounds once; its grammar covers those of the last two."""
     only = "<|channel|>analysis<|message|>Hm.<|return|>"
     written = "I look.<|end|><|start|>assistant" + PYTHON
     async with tools_served(only, written, only, FORCED) as server:
-        body = await server.respond(input="x", tools=[CODE])
+        body = await server.respond(input="x", tools=[CODE], max_tool_calls=1)
         assert kinds(body)[-2:] == ["reasoning", "message"]
         assert body["output"][-1]["content"][0]["text"] == "It is 42."
         assert len(server.client.requests) == 4
+        repeated = ids(only.replace("<|return|>", "<|end|><|start|>assistant<|channel|>final<|message|>"))
+        assert server.prompt_ids(3) == [*server.prompt_ids(2), *repeated]
+        assert server.client.requests[3].sampling.grammar_context == len(repeated)
 
 
 async def test_a_turn_after_a_tool_waits_for_room_in_the_queue() -> None:
