@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from chorale.harmony.builtin_tools import python_tool
 from chorale.harmony.messages import DeveloperContent, Message, ResponseFormat, SystemContent
-from chorale.harmony.parser import Parser
 from chorale.harmony.render import kept_messages, render_conversation, render_developer, render_message
-from chorale.harmony.vocab import END, MESSAGE, NUM_RANKS, START, Vocabulary
-from tests.harmony.conversations import conversation
+from chorale.harmony.vocab import Vocabulary
 
 
 def test_the_text_of_python_names_its_kind() -> None:
@@ -38,28 +34,6 @@ def test_response_formats_follow_the_tools() -> None:
 def test_messages_without_a_wire_form_are_refused(vocab: Vocabulary, message: Message) -> None:
     with pytest.raises(ValueError, match=r"tool message|is not allowed in"):
         render_message(message, vocab)
-
-
-# --------------------------------------------------------------------------- replay and forced answers
-
-
-def test_a_turn_is_an_exact_prefix_of_the_next_prompt(vocab: Vocabulary) -> None:
-    """Prompt + output of the first step begin the prompt that carries the tool's result."""
-    opening = (Message("system", SystemContent()), Message("user", "Weather in Paris?"))
-    prompt = render_conversation(opening, vocab)
-    output = vocab.encode_with_special(
-        "<|channel|>analysis<|message|>Need weather.<|end|><|start|>assistant<|channel|>commentary"
-        ' to=functions.get_weather <|constrain|>json<|message|>{"city":"Paris"}<|call|>'
-    )
-    parser = Parser(vocab, tool_names=["functions.get_weather"])
-    ends = [event.token_ids for event in parser.feed_all(output) if hasattr(event, "token_ids")]
-    turn = (
-        Message("assistant", "Need weather.", None, None, "analysis", None, ends[0]),
-        Message("assistant", "", None, "functions.get_weather", "commentary", "json", ends[1]),
-        Message("tool", "21", "functions.get_weather", "assistant", "commentary"),
-    )
-    following = render_conversation(opening + turn, vocab)
-    assert following[: len(prompt) + len(output)] == prompt + output
 
 
 # --------------------------------------------------------------------------- what is dropped
@@ -95,17 +69,3 @@ def test_reasoning_before_the_last_answer_is_dropped(vocab: Vocabulary, before: 
     kept = kept_messages(whole)
     assert [m.content for m in kept] == list(after)
     assert render_conversation(whole, vocab) == render_conversation(kept, vocab, drop_analysis=False)
-
-
-# --------------------------------------------------------------------------- injection
-
-
-def test_no_text_becomes_a_special_token(vocab: Vocabulary) -> None:
-    """Only a message's frame is special: its start, perhaps a channel and a constrain, and its ends."""
-    for seed in range(1500):
-        for message in conversation(random.Random(seed)):
-            ids = render_message(message, vocab)
-            frame = [START, *[200005] * (message.channel is not None)]
-            frame += [200003] * (message.content_type or "").startswith("<|constrain|>")
-            end = 200012 if message.role == "assistant" and message.recipient is not None else END
-            assert [i for i in ids if i >= NUM_RANKS] == [*frame, MESSAGE, end]
