@@ -9,7 +9,7 @@ from chorale.client.in_flight import InFlightRequests
 from chorale.client.stream import RequestStream
 from chorale.config.engine import ServerConfig
 from chorale.engine.types import NOBODY, GenerateRequest, Owner, SamplingSpec, TokenChunk
-from chorale.errors import ConflictError, EngineDeadError, OverloadedError, QueueFullError, RequestError
+from chorale.errors import ConflictError, EngineDeadError, OverloadedError, QueueFullError
 
 
 class Clock:
@@ -75,40 +75,6 @@ def test_a_consumer_can_drop_one_choice() -> None:
     assert (in_flight.num_in_flight, stream.num_unfinished) == (0, 0)
     assert not in_flight.leave("a", 2)
     assert not in_flight.leave("a", None)
-
-
-def test_a_request_with_more_choices_than_the_capacity_is_an_error() -> None:
-    in_flight = InFlightRequests(Clock())
-    in_flight.admission.set_capacity(4)
-    in_flight.admit(asked("a", 4), no_close)
-    with pytest.raises(QueueFullError):
-        in_flight.admit(asked("b"), no_close)
-    for num_in_flight in (4, 0):  # whether the server is busy or idle
-        with pytest.raises(RequestError, match=r"5 choices in all.* at most 4") as refused:
-            in_flight.admit(asked("c", 5), no_close)
-        assert (refused.value.status, refused.value.param) == (400, "n")
-        assert in_flight.num_in_flight == num_in_flight
-        in_flight.remove("a")
-
-
-def test_a_reservation_admits_several_requests_or_none() -> None:
-    in_flight = InFlightRequests(Clock())
-    in_flight.admission.set_capacity(6)
-    prompts = {"a": 2, "b": 2, "c": 2}
-    in_flight.admission.reserve(prompts)
-    with pytest.raises(QueueFullError):  # the reservation counts before anything is submitted
-        in_flight.admit(asked("other"), no_close)
-    in_flight.admit(asked("a", 2), no_close)
-    assert (in_flight.num_in_flight, in_flight.admission.num_admitted) == (2, 6)
-    in_flight.admission.release(prompts)
-    in_flight.admission.release(prompts)
-    assert in_flight.admission.num_admitted == 2  # "a" is in flight, so its choices still count
-    with pytest.raises(QueueFullError):
-        in_flight.admission.reserve({"d": 3, "e": 2})
-    assert in_flight.admission.num_admitted == 2  # a refused reservation counts nothing
-    with pytest.raises(RequestError) as refused:
-        in_flight.admission.reserve({"d": 4, "e": 3})
-    assert (refused.value.status, refused.value.param) == (400, "prompt")
 
 
 def limited(**limits: int) -> InFlightRequests:
@@ -202,21 +168,6 @@ def test_shares_are_proportional_to_weights_and_at_least_one() -> None:
     assert num_admitted(in_flight, light) == 1
     with pytest.raises(QueueFullError):
         in_flight.admit(asked("two", 2, Owner("x", 0.01)), no_close)
-
-
-def test_processes_share_the_capacity_but_an_idle_one_may_exceed_its_share() -> None:
-    in_flight = limited(api_server_count=2)
-    in_flight.admission.set_capacity(8)
-    in_flight.admit(asked("a"), no_close)
-    with pytest.raises(QueueFullError):
-        in_flight.admit(asked("b", 4), no_close)
-    in_flight.admit(asked("c", 3), no_close)
-    in_flight.remove("a")
-    in_flight.remove("c")
-    in_flight.admission.reserve({"d": 4, "e": 4})  # an idle process may exceed its share of four
-    in_flight.admission.release(["d", "e"])
-    with pytest.raises(RequestError, match="at most 8"):
-        in_flight.admission.reserve({"d": 4, "e": 5})
 
 
 def test_retry_after_follows_the_completion_rate() -> None:
