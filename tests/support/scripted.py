@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import httpx2
 import msgspec
 
-from chorale.client.stream import RequestStream
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, TokenLogprobs
 from chorale.harmony.messages import ToolDescription
 from chorale.turns.events import Fold, OutputEvent
@@ -54,44 +52,14 @@ def in_rounds(*texts: str, **options: Any) -> ScriptedClient:
     return client
 
 
-class ChangingClient(ScriptedClient):
-    """Passes chunks through ``change(request, chunk)``, for output that scripts cannot express."""
-
-    change: Callable[[GenerateRequest, TokenChunk], None]
-
-    def submit(self, request: GenerateRequest) -> Any:
-        return _ChangedStream(super().submit(request), functools.partial(self.change, request))
-
-
-class _ChangedStream:
-    def __init__(self, stream: RequestStream, change: Callable[[TokenChunk], None]) -> None:
-        self._stream, self._change, self.engine = stream, change, stream.engine
-
-    def __aiter__(self) -> _ChangedStream:
-        return self
-
-    async def __anext__(self) -> list[TokenChunk]:
-        chunks = await self._stream.__anext__()
-        for chunk in chunks:
-            self._change(chunk)
-        return chunks
-
-    def read_directly(self, read: Callable[[TokenChunk], bool]) -> None:
-        """Every chunk is changed before it is read, so none is read directly."""
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
 def changing(
     text: str, change: Callable[[GenerateRequest, TokenChunk], None], **options: Any
-) -> ChangingClient:
-    client = ChangingClient(lambda request, index: Script(ids(text), **options))
-    client.change = change
-    return client
+) -> ScriptedClient:
+    """Passes chunks through ``change(request, chunk)``, for output that scripts cannot express."""
+    return ScriptedClient(lambda request, index: Script(ids(text), **options), change=change)
 
 
-def scoring(text: str, **options: Any) -> ChangingClient:
+def scoring(text: str, **options: Any) -> ScriptedClient:
     """Plays ``text``; every prompt token but the first has logprob -1.0 and rank 2, after token 7."""
 
     def change(request: GenerateRequest, chunk: TokenChunk) -> None:

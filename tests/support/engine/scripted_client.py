@@ -68,6 +68,7 @@ class ScriptedClient:
     commands: list[Command] = field(default_factory=list)
     outcome: Outcome = field(default_factory=lambda: Outcome(is_paused=False, is_sleeping=False))
     reserved: dict[str, int] = field(default_factory=dict)  # request id -> choices
+    change: Callable[[GenerateRequest, TokenChunk], None] | None = None  # of each chunk before it is sent
     _streams: dict[str, RequestStream] = field(default_factory=dict)
     _tasks: dict[str, list[asyncio.Task[None]]] = field(default_factory=dict)
 
@@ -141,22 +142,21 @@ class ScriptedClient:
             part = tokens[start : start + step]
             final = start + step >= len(tokens) and script.error is None and not script.hang
             stopped = bool(part) and part[-1] in eos
-            stream.push(
-                TokenChunk(
-                    request_id=request.request_id,
-                    index=index,
-                    token_ids=part,
-                    finish_reason=(script.finish_reason or ("stop" if stopped else "length"))
-                    if final
-                    else None,
-                    stop_token_id=part[-1] if final and stopped else None,
-                    logprobs=[TokenLogprobs(t, -0.5, 1, [t], [-0.5]) for t in part]
-                    if script.with_logprobs
-                    else None,
-                    num_cached_tokens=script.num_cached_tokens if start == 0 else 0,
-                    timings=ChunkTimings(request.arrival_time, 0.0, 0.0, 0.0, 0) if final else None,
-                )
+            chunk = TokenChunk(
+                request_id=request.request_id,
+                index=index,
+                token_ids=part,
+                finish_reason=(script.finish_reason or ("stop" if stopped else "length")) if final else None,
+                stop_token_id=part[-1] if final and stopped else None,
+                logprobs=[TokenLogprobs(t, -0.5, 1, [t], [-0.5]) for t in part]
+                if script.with_logprobs
+                else None,
+                num_cached_tokens=script.num_cached_tokens if start == 0 else 0,
+                timings=ChunkTimings(request.arrival_time, 0.0, 0.0, 0.0, 0) if final else None,
             )
+            if self.change is not None:
+                self.change(request, chunk)
+            stream.push(chunk)
         if script.error is not None:
             stream.fail(script.error)
         if script.hang:

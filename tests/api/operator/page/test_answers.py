@@ -12,7 +12,8 @@ from chorale.config.engine import ToolConfig
 from chorale.engine.types import ChunkTimings, GenerateRequest, TokenChunk
 from tests.support.browsers.chat_page import ask, opened, prompts
 from tests.support.browsers.tab import Tab
-from tests.support.scripted import ANALYSIS, FINAL, NEXT, ChangingClient, changing, in_rounds, playing
+from tests.support.engine.scripted_client import ScriptedClient
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, changing, in_rounds, playing
 from tests.support.server import Server, in_thread
 
 DEMO = ToolConfig(servers=("demo",), browser="offline")
@@ -145,7 +146,7 @@ def test_the_page_says_what_a_call_waits_for(tab: Tab, tooled: Server) -> None:
     tab.until("document.querySelector('.stats') && !document.querySelector('.waiting')")
 
 
-def timed(seconds: float) -> ChangingClient:
+def timed(seconds: float) -> ScriptedClient:
     """Returns a client whose answer of 11 tokens took the engine so long after the first."""
 
     def change(request: GenerateRequest, chunk: TokenChunk) -> None:
