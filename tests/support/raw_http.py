@@ -61,11 +61,12 @@ async def close_connections() -> None:
             await writer.wait_closed()
 
 
-async def exchange(port: int, raw: bytes, timeout: float = PATIENCE) -> Answer:
-    """Send raw bytes on a new connection and read one answer."""
+async def exchange(port: int, raw: bytes, timeout: float = PATIENCE, pause: float = 0.0) -> Answer:
+    """Send raw bytes on a new connection and read one answer, after ``pause`` seconds."""
     reader, writer = await connect(port)
     try:
         writer.write(raw)
+        await asyncio.sleep(pause)
         return await asyncio.wait_for(read_answer(reader, has_body=not raw.startswith(b"HEAD")), timeout)
     finally:
         writer.close()
@@ -78,11 +79,14 @@ async def call(
     data: Any = None,
     headers: dict[str, str] | None = None,
     body: bytes | None = None,
+    pause: float = 0.0,
 ) -> Answer:
     raw = body if body is not None else (b"" if data is None else json.dumps(data).encode())
     fields = {"host": "localhost", "content-length": str(len(raw)), "content-type": "application/json"}
     lines = [f"{name}: {value}\r\n" for name, value in (fields | (headers or {})).items()]
-    return await exchange(port, f"{method} {path} HTTP/1.1\r\n{''.join(lines)}\r\n".encode() + raw)
+    return await exchange(
+        port, f"{method} {path} HTTP/1.1\r\n{''.join(lines)}\r\n".encode() + raw, pause=pause
+    )
 
 
 # --------------------------------------------------------------------------- handlers of tests

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,18 +16,20 @@ from chorale.engine.types import GenerateRequest, TokenChunk
 from chorale.turns.choice.runaway import LOOP_TOKENS
 from chorale.turns.direct import Direct, Outlet
 from tests.support.engine.scripted_client import Script, ScriptedClient
-from tests.support.raw_http import connect
+from tests.support.raw_http import call
+from tests.support.scripted import fold_chat, without_ids
 from tests.support.server import VOCAB, Server, served
 
 TEXT = "The tide turned before dawn, and the harbour lights went out. " * 40
 TOKENS = (200005, 17196, 200008, *VOCAB.encode(TEXT), 200002)
-MESSAGES = VOCAB.encode_with_special(
+SEVERAL = VOCAB.encode_with_special(
     "<|channel|>analysis<|message|>The moon \U0001f319 pulls.<|end|>"
     "<|start|>assistant<|channel|>analysis<|message|>\n\nAnd the sun.<|end|>"
     "<|start|>assistant<|channel|>commentary<|message|>Let me look.<|end|>"
     "<|start|>assistant<|channel|>final<|message|>Twice a day, at the \u6f6e.<|end|>"
     '<|start|>assistant<|channel|>commentary to=functions.tide<|message|>{"day": "Monday"}<|call|>'
 )
+CHAT, MESSAGES = "/v1/chat/completions", [{"role": "user", "content": "hi"}]
 TIDE = {"type": "function", "function": {"name": "tide", "parameters": {"type": "object"}}}
 
 
@@ -36,40 +37,15 @@ def play(request: GenerateRequest, index: int) -> Script:
     return Script(TOKENS)
 
 
-def joined(found: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Returns the whole text of each field of the deltas."""
-    texts: dict[str, str] = {}
-    for delta in (choice["delta"] for each in found for choice in each["choices"]):
-        calls = [call["function"]["arguments"] for call in delta.get("tool_calls", ())]
-        for name, text in [*delta.items(), *(("arguments", text) for text in calls)]:
-            texts[name] = texts.get(name, "") + text if isinstance(text, str) else ""
-    return texts
-
-
-async def ask(server: Server, pause: float = 0.0, **fields: Any) -> bytes:
-    """Returns the body of a stream. Waits ``pause`` seconds before it reads."""
-    reader, writer = await connect(server.port)
-    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    writer.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
-    await asyncio.sleep(pause)
-    answer = await reader.read(-1)
-    writer.close()
-    return answer.partition(b"\r\n\r\n")[2]
+async def ask(server: Server, **fields: Any) -> bytes:
+    body = {"messages": MESSAGES, "stream": True, **fields}
+    return (await call(server.port, "POST", CHAT, body)).body
 
 
 def events(body: bytes) -> list[dict[str, Any]]:
-    """Returns the chunks without ids and times. Asserts that the chunked encoding is valid."""
-    parts, at = list[bytes](), 0
-    while at < len(body):
-        line_end = body.index(b"\r\n", at)
-        end = line_end + 2 + int(body[at:line_end], 16)
-        parts.append(body[line_end + 2 : end])
-        assert body[end : end + 2] == b"\r\n"
-        at = end + 2
-    data = b"".join(parts)
-    assert data.endswith(b"data: [DONE]\n\n")
-    found = [json.loads(line[6:]) for line in data.split(b"\n\n") if line.startswith(b"data: {")]
+    """Returns the chunks without ids and times."""
+    assert body.endswith(b"data: [DONE]\n\n")
+    found = [json.loads(line[6:]) for line in body.split(b"\n\n") if line.startswith(b"data: {")]
     return [{k: v for k, v in each.items() if k not in ("id", "created")} for each in found]
 
 
@@ -109,18 +85,18 @@ def count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("size", [1, 3])
 async def test_every_kind_of_message_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    script = Script(MESSAGES, tokens_per_step=size)
+    script = Script(SEVERAL, tokens_per_step=size)
     num_direct = count(monkeypatch)
     async with served(ScriptedClient(lambda request, index: script), listens=True) as server:
         direct = events(await ask(server, tools=[TIDE]))
         assert size in num_direct
         monkeypatch.setattr(Direct, "read", lambda self, chunk: False)
         woken = events(await ask(server, tools=[TIDE]))
-    texts = joined(direct)
-    assert texts == joined(woken)
-    assert texts["reasoning"] == "The moon \U0001f319 pulls.\n\n\n\nAnd the sun."
-    assert texts["content"] == "Let me look.\n\nTwice a day, at the \u6f6e."
-    assert json.loads(texts["arguments"]) == {"day": "Monday"}
+    found = fold_chat(direct)[0]
+    assert without_ids(found) == without_ids(fold_chat(woken)[0])
+    assert found["reasoning"] == "The moon \U0001f319 pulls.\n\n\n\nAnd the sun."
+    assert found["content"] == "Let me look.\n\nTwice a day, at the \u6f6e."
+    assert json.loads(found["calls"][0]["arguments"]) == {"day": "Monday"}
 
 
 async def test_reasoning_that_repeats_itself_is_cut_on_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +108,9 @@ async def test_reasoning_that_repeats_itself_is_cut_on_the_fast_path(monkeypatch
     client = ScriptedClient(loop)
     num_direct = count(monkeypatch)
     async with served(client, listens=True) as server:
-        texts = joined(events(await ask(server)))
-    assert texts["content"] == "Done."
-    assert texts["reasoning"].count("again") < LOOP_TOKENS + 600
+        found = fold_chat(events(await ask(server)))[0]
+    assert found["content"] == "Done."
+    assert found["reasoning"].count("again") < LOOP_TOKENS + 600
     assert sum(num_direct) > LOOP_TOKENS / 2
 
 
@@ -150,9 +126,9 @@ def test_a_chunk_that_was_sent_ends_the_silence() -> None:
 async def test_a_client_that_pauses_reading_gets_everything() -> None:
     tokens = (*TOKENS[:3], *VOCAB.encode(TEXT * 20), 200002)
     async with served(ScriptedClient(lambda request, index: Script(tokens)), listens=True) as server:
-        found = events(await ask(server, pause=1.0))
-        text = "".join(each["choices"][0]["delta"].get("content", "") for each in found)
-        assert text == TEXT * 20
+        body = {"messages": MESSAGES, "stream": True}
+        answer = await call(server.port, "POST", CHAT, body, pause=1.0)
+        assert fold_chat(events(answer.body))[0]["content"] == TEXT * 20
 
 
 async def test_a_fault_ends_only_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +145,9 @@ async def test_a_fault_ends_only_its_own_stream(monkeypatch: pytest.MonkeyPatch)
         broken = asyncio.create_task(ask(server))
         while not faulty:
             await asyncio.sleep(0)
-        whole = await ask(server)
-        assert events(whole)
-        assert not (await broken).endswith(b"0\r\n\r\n")
+        assert events(await ask(server))
+        with pytest.raises(asyncio.IncompleteReadError):
+            await broken
 
 
 def test_a_closed_connection_does_not_block_the_chunks_of_others() -> None:
