@@ -59,19 +59,6 @@ def test_output_never_becomes_markup(tab: Tab) -> None:
         assert "<img src=x onerror=alert(1)>" in tab.text(".answer")[0]
 
 
-def test_the_policy_blocks_foreign_scripts_and_requests(tab: Tab) -> None:
-    with in_thread(playing(FINAL + "x<|return|>")) as server:
-        opened(tab, server)
-        tab.run(
-            "const script = document.createElement('script');"
-            "script.textContent = 'window.bad = 1'; document.body.append(script)"
-        )
-        assert tab.value("typeof window.bad") == "undefined"
-        refused = "fetch('http://127.0.0.1:9/').then(() => 'sent', error => error.name)"
-        assert tab.value(refused) == "TypeError"
-        assert any("Content" in line and "Policy" in line for line in tab.console)
-
-
 @pytest.mark.usefixtures("python_sandbox")
 def test_tool_calls_are_shown_with_their_results(tab: Tab, tooled: Server) -> None:
     """Model output is scripted; the search, the page, its citation and python are real."""
