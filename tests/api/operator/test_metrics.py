@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from chorale.api.telemetry.engine_record import EngineRecord, Series, total
+from chorale.api.telemetry.engine_record import EngineRecord
 from chorale.api.telemetry.metered_client import MeteredClient
 from chorale.api.telemetry.metric_names import SLEEP_STATES
 from chorale.api.telemetry.metrics import Metrics
@@ -263,15 +263,6 @@ def test_counts_of_all_processes_are_summed(tmp_path: Path) -> None:
         assert value(metrics, "chorale:harmony_repairs_total", kind="cut_header") == 3
     (tmp_path / "metrics-1.msgpack").write_bytes(b"half")
     assert value(every[0], "http_requests_total", status="2xx", **labels) == 2
-
-
-def test_a_sum_does_not_change_its_addends() -> None:
-    part = Series()
-    part.histogram("h", (1.0, 2.0)).observe(1.5)
-    part.count("c", ("x",))
-    assert total([part, part]).histograms["h"][()].counts == [0, 2, 0]
-    assert part.histograms["h"][()].counts == [0, 1, 0]
-    assert part.counters == {"c": {("x",): 1.0}}
 
 
 def test_buckets_are_cumulative_and_include_their_upper_bound() -> None:

@@ -1,48 +1,10 @@
-"""The order of the stream's events, and the equality of the folded stream and the body."""
+"""What a stream's events contain; ``items/test_built_in_events.py`` tests their order."""
 
 from __future__ import annotations
 
 from chorale.errors import EngineDeadError
 from tests.support.engine.scripted_client import Script, ids
 from tests.support.responses import CALL, HELLO, TOOL, fold_events, serve, without_ids
-
-
-async def test_an_answer_has_all_events_in_order() -> None:
-    async with serve(HELLO) as server:
-        events = await server.events(input="hello")
-        kinds = [event["type"].removeprefix("response.") for event in events]
-        compact = [kind for i, kind in enumerate(kinds) if i == 0 or kinds[i - 1] != kind]
-        assert compact == [
-            "created",
-            "in_progress",
-            "output_item.added",
-            "content_part.added",
-            "reasoning_text.delta",
-            "reasoning_text.done",
-            "content_part.done",
-            "output_item.done",
-            "output_item.added",
-            "content_part.added",
-            "output_text.delta",
-            "output_text.done",
-            "content_part.done",
-            "output_item.done",
-            "completed",
-        ]
-        body = fold_events(events)
-        assert all(e["logprobs"] == [] for e in events if e["type"] == "response.output_text.delta")
-        assert events[0]["response"]["status"] == events[1]["response"]["status"] == "in_progress"
-        assert set(events[0]["response"]) == set(body)
-        assert body["status"] == "completed"
-        assert body["completed_at"] >= body["created_at"]
-        assert body["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
-        reasoning, message = body["output"]
-        assert reasoning["content"] == [{"type": "reasoning_text", "text": "Say hi."}]
-        assert reasoning["summary"] == []
-        assert message["content"][0]["text"] == "Hi there!"
-        assert message["phase"] == "final_answer"
-        assert reasoning["id"].startswith("rs_")
-        assert message["id"].startswith("msg_")
 
 
 async def test_a_call_streams_its_arguments() -> None:

@@ -120,6 +120,7 @@ async def test_fields_are_echoed() -> None:
         assert body["store"] is True
         assert body["reasoning"] == {"effort": "medium", "summary": None}
         assert body["metadata"] == {}
+        assert body["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
 
 
 async def test_the_effort_of_the_instructions_is_shown_and_inherited() -> None:

@@ -43,6 +43,14 @@ def types(events: list[dict[str, Any]]) -> list[str]:
     return found
 
 
+REASONING_EVENTS = [
+    "output_item.added",
+    "content_part.added",
+    "reasoning_text.delta",
+    "reasoning_text.done",
+    "content_part.done",
+    "output_item.done",
+]
 WEB_EVENTS = [
     "output_item.added",
     "web_search_call.in_progress",
@@ -85,13 +93,17 @@ AROUND = (["created", "in_progress"], ["completed"])
 
 
 async def test_every_kind_streams_its_events_in_order() -> None:
-    async with tools_served(SEARCH, PYTHON, ECHO, FINAL) as server:
+    rounds = (THINK + SEARCH, PYTHON, ECHO, FINAL)
+    async with tools_served(*rounds) as server:
         events = await events_of(server, input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
-        middle = [*LIST_EVENTS, *WEB_EVENTS, *CODE_EVENTS, *MCP_EVENTS, *MESSAGE_EVENTS]
+        tools = [*WEB_EVENTS, *CODE_EVENTS, *MCP_EVENTS]
+        middle = [*LIST_EVENTS, *REASONING_EVENTS, *tools, *MESSAGE_EVENTS]
         assert types(events) == [*AROUND[0], *middle, *AROUND[1]]
         streamed = fold_events(events)
         Response.model_validate(streamed, strict=False)
-    async with tools_served(SEARCH, PYTHON, ECHO, FINAL) as server:
+        begun = events[0]["response"]
+        assert (begun["status"], set(begun)) == ("in_progress", set(streamed))
+    async with tools_served(*rounds) as server:
         body = await server.respond(input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
         assert without_ids(streamed) == without_ids(body)
         status, stored = await server_get(server, body["id"])

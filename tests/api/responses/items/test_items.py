@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chorale.api.responses.items.input import parse_items
-from chorale.api.responses.items.to_harmony import check_outputs, item_text, split_instructions, to_groups
+from chorale.api.responses.items.to_harmony import check_outputs, to_groups
 from chorale.errors import RequestError
 from chorale.harmony.messages import Message
 from chorale.store.protocol import StoredItem
@@ -171,14 +171,3 @@ async def test_a_stored_call_with_another_call_id_is_the_clients_call() -> None:
         changed = root["output"][1] | {"call_id": "own"}
         status, body = await server.post(input=[USER, changed, output("own", "warm")], tools=[TOOL])
         assert status == 200, body
-
-
-def test_leading_instructions_stop_at_the_first_other_item() -> None:
-    items = [
-        StoredItem(i)
-        for i in parse_items([{"role": "system", "content": "a"}, USER, {"role": "system", "content": "b"}])
-    ]
-    assert split_instructions(None, items) == ("a", 1)
-    assert split_instructions("x", items) == ("x\n\na", 1)
-    assert split_instructions(None, items[1:]) == (None, 0)
-    assert item_text(items[0].item) == "a"
