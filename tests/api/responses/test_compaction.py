@@ -6,8 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from openai.types.responses import ResponseStreamEvent
-from pydantic import TypeAdapter
 
 from chorale.api.responses.items.encrypted_content import pack, seal, unpack, unseal
 from chorale.errors import EngineError
@@ -39,8 +37,6 @@ async def test_a_long_conversation_is_summarized_before_the_answer() -> None:
         events = await server.events(
             input="and now?", instructions="Be kind.", previous_response_id=first["id"], **at(50)
         )
-        for event in events:
-            TypeAdapter(ResponseStreamEvent).validate_python(event, strict=False)
         body = fold_events(events)
         assert (body["status"], kinds(body)) == ("completed", ["compaction", "reasoning", "message"])
         told = [event["type"] for event in events if event.get("output_index") == 0]

@@ -5,32 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.tool import CodeInterpreter
-from pydantic import TypeAdapter
 
 from tests.support.engine.scripted_client import Script
 from tests.support.responses import fold_events, without_ids
 from tests.support.scripted_tools import CONTAINER, PAGE, ScriptedService, tools_served
-from tests.support.server import VOCAB, Server
-from tests.support.sse import parse_sse
+from tests.support.server import VOCAB
 from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, ids, kinds
 
-EVENT = TypeAdapter[Any](ResponseStreamEvent)
 INCLUDE = ["web_search_call.action.sources", "web_search_call.results", "code_interpreter_call.outputs"]
 CITED = "<|channel|>final<|message|>A is B.【0†L0】 Not 【9†L1】 nor 【x】, but【0†L0-L2】<|return|>"
 LINK = " ([example.com](https://example.com/a)) "
 CITED_TEXT = f"A is B.{LINK} Not 【9†L1】 nor 【x】, but{LINK}"
-
-
-async def events_of(server: Server, **body: Any) -> list[dict[str, Any]]:
-    """Returns the events of a stream, validated by the SDK's types."""
-    events = parse_sse(await server.stream(**body))
-    for event in events:
-        EVENT.validate_python(event, strict=False)
-    return events
 
 
 def types(events: list[dict[str, Any]]) -> list[str]:
@@ -95,24 +82,17 @@ AROUND = (["created", "in_progress"], ["completed"])
 async def test_every_kind_streams_its_events_in_order() -> None:
     rounds = (THINK + SEARCH, PYTHON, ECHO, FINAL)
     async with tools_served(*rounds) as server:
-        events = await events_of(server, input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
+        events = await server.events(input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
         tools = [*WEB_EVENTS, *CODE_EVENTS, *MCP_EVENTS]
         middle = [*LIST_EVENTS, *REASONING_EVENTS, *tools, *MESSAGE_EVENTS]
         assert types(events) == [*AROUND[0], *middle, *AROUND[1]]
         streamed = fold_events(events)
-        Response.model_validate(streamed, strict=False)
         begun = events[0]["response"]
         assert (begun["status"], set(begun)) == ("in_progress", set(streamed))
     async with tools_served(*rounds) as server:
         body = await server.respond(input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
         assert without_ids(streamed) == without_ids(body)
-        status, stored = await server_get(server, body["id"])
-        assert (status, stored) == (200, body)
-
-
-async def server_get(server: Server, response_id: str) -> tuple[int, Any]:
-    response = await server.http.get(f"/v1/responses/{response_id}")
-    return response.status_code, response.json()
+        assert await server.ask("GET", f"/v1/responses/{body['id']}") == body
 
 
 async def test_items_contain_the_tool_results_on_request() -> None:
@@ -139,7 +119,7 @@ async def test_items_contain_the_tool_results_on_request() -> None:
 
 async def test_code_is_streamed_and_calls_are_added_before_their_results() -> None:
     async with tools_served(SEARCH, PYTHON, FINAL) as server:
-        events = await events_of(server, input="x", tools=[WEB, CODE])
+        events = await server.events(input="x", tools=[WEB, CODE])
         code = [e["delta"] for e in events if e["type"].endswith("call_code.delta")]
         assert len(code) > 3
         assert "".join(code) == "print(6 * 7)"
@@ -153,7 +133,7 @@ async def test_code_is_streamed_and_calls_are_added_before_their_results() -> No
 async def test_citations_have_equal_indices_in_stream_and_body(step: int) -> None:
     script = Script(ids(CITED), tokens_per_step=step)
     async with tools_served(SEARCH, script) as server:
-        events = await events_of(server, input="x", tools=[WEB])
+        events = await server.events(input="x", tools=[WEB])
         body = fold_events(events)
         part = body["output"][1]["content"][0]
         assert part["text"] == CITED_TEXT
@@ -196,7 +176,7 @@ async def test_tool_failures_appear_as_events_and_statuses() -> None:
 
     tools = ScriptedService(failing("no network"))
     async with tools_served(SEARCH, PYTHON, ECHO, FINAL, tools=tools) as server:
-        events = await events_of(server, input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
+        events = await server.events(input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
         body = fold_events(events)
         assert body["status"] == "completed"
         assert [item.get("status") for item in body["output"]] == [None, *["failed"] * 3, "completed"]
@@ -210,7 +190,7 @@ async def test_tool_failures_appear_as_events_and_statuses() -> None:
 async def test_an_unreachable_mcp_server_is_listed_with_its_error() -> None:
     tools = ScriptedService(broken={"srv": "connection refused"})
     async with tools_served(FINAL, tools=tools) as server:
-        events = await events_of(server, input="x", tools=[MCP])
+        events = await server.events(input="x", tools=[MCP])
         body = fold_events(events)
         assert kinds(body) == ["mcp_list_tools", "message"]
         assert body["output"][0] | {"id": ""} == {
@@ -280,7 +260,7 @@ ASKING = {**MCP, "require_approval": "always"}
 
 async def test_an_approval_request_ends_the_response_and_the_next_one_runs_the_call() -> None:
     async with tools_served(THINK + ECHO, FINAL) as server:
-        events = await events_of(server, input="x", tools=[ASKING])
+        events = await server.events(input="x", tools=[ASKING])
         first = fold_events(events)
         assert kinds(first) == ["mcp_list_tools", "reasoning", "mcp_approval_request"]
         assert first["status"] == "completed"
@@ -288,7 +268,7 @@ async def test_an_approval_request_ends_the_response_and_the_next_one_runs_the_c
         asked = first["output"][2]
         assert (asked["server_label"], asked["name"], asked["arguments"]) == ("srv", "echo", '{"text":"hi"}')
         answer = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": True}
-        events = await events_of(server, input=[answer], previous_response_id=first["id"], tools=[ASKING])
+        events = await server.events(input=[answer], previous_response_id=first["id"], tools=[ASKING])
         second = fold_events(events)
         assert types(events) == [*AROUND[0], *MCP_EVENTS, *MESSAGE_EVENTS, *AROUND[1]]
         assert kinds(second) == ["mcp_call", "message"]
@@ -356,11 +336,8 @@ async def test_approvals_without_a_request_or_tool_and_second_ones_are_refused()
 
 async def test_the_sdk_streams_and_parses_built_in_tools() -> None:
     async with tools_served(THINK + SEARCH, PYTHON, ECHO, CITED) as server:
-        sdk = openai.AsyncOpenAI(
-            api_key="none", base_url="http://test/v1", http_client=server.http, max_retries=0
-        )
         tools: Any = [WEB, CODE, MCP]
-        async with sdk.responses.stream(model="gpt-oss-test", input="x", tools=tools) as stream:
+        async with server.sdk.responses.stream(model="gpt-oss-test", input="x", tools=tools) as stream:
             async for _ in stream:
                 pass
             final = await stream.get_final_response()
@@ -373,14 +350,14 @@ async def test_the_sdk_streams_and_parses_built_in_tools() -> None:
             "mcp_call",
             "message",
         ]
-        stored = await sdk.responses.retrieve(final.id)
+        stored = await server.sdk.responses.retrieve(final.id)
         assert stored.output_text == CITED_TEXT
 
 
 async def test_tool_state_is_never_shown() -> None:
     async with tools_served(PYTHON, FINAL) as server:
         body = await server.respond(input="x", tools=[CODE])
-        _, stored = await server_get(server, body["id"])
+        stored = await server.ask("GET", f"/v1/responses/{body['id']}")
         assert not any(key.startswith("_") for key in (*body, *stored))
         assert VOCAB.decode(server.client.requests[0].prompt_token_ids).count("num_calls") == 0
 

@@ -6,13 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from openai.types.responses import Response
 
 from chorale.api.responses.items.client_calls import call_object
 from chorale.api.responses.items.shell_events import CommandEvent, CommandReader
 from chorale.turns.events import ItemOpened
 from tests.support.engine.scripted_client import ids
-from tests.support.responses import ANSWER, TOOL, fold_events, serve
+from tests.support.responses import ANSWER, TOOL, fold_events, serve, without_ids
 
 CUSTOM = {"type": "custom", "name": "note", "description": "Writes a note."}
 PATCH_GRAMMAR = 'start: "*** Begin Patch" LF line+ "*** End Patch"\nline: /[+-].*/ LF\n%import common.LF\n'
@@ -42,14 +41,10 @@ async def both(script: str, **body: Any) -> tuple[dict[str, Any], list[dict[str,
     async with serve(script) as server:
         status, answer = await server.post(input="x", **body)
         assert status == 200, answer
-        Response.model_validate(answer)
         events = await server.events(input="x", **body)
         [streamed] = fold_events(events)["output"]
         [item] = answer["output"]
-        ids = ("id", "call_id")
-        assert {k: v for k, v in streamed.items() if k not in ids} == {
-            k: v for k, v in item.items() if k not in ids
-        }
+        assert without_ids(streamed) == without_ids(item)
         return item, events, server.prompt()
 
 
