@@ -143,21 +143,6 @@ def _fold_delta(state: dict[str, Any], choice: dict[str, Any]) -> None:
         state["stop_reason"] = choice["stop_reason"]
 
 
-def of_body(choice: dict[str, Any]) -> dict[str, Any]:
-    """Returns a body's choice in the form of ``fold_chat``, except ids of calls."""
-    message = choice["message"]
-    calls = message.get("tool_calls") or []
-    return {
-        "content": message["content"] or "",
-        "reasoning": message.get("reasoning") or "",
-        "reasoning_content": message.get("reasoning_content") or "",
-        "calls": {i: {"id": c["id"], **c["function"]} for i, c in enumerate(calls)},
-        "logprobs": (choice["logprobs"] or {}).get("content") or [],
-        "finish_reason": choice["finish_reason"],
-        "stop_reason": choice["stop_reason"],
-    }
-
-
 def without_ids(choice: dict[str, Any]) -> dict[str, Any]:
     calls = {index: {**made, "id": None} for index, made in choice["calls"].items()}
     assert all(re.fullmatch(r"call_[0-9a-f]{32}", made["id"]) for made in choice["calls"].values())

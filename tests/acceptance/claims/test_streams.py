@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,27 +11,50 @@ from hypothesis import strategies as st
 
 from chorale.harmony.vocab import RETURN
 from tests.support.faces import FACES, WAYS, ask
+from tests.support.fuzz.random_turns import client_of, streams
 from tests.support.local_client import LocalClient
-from tests.support.scripted import ANALYSIS, FINAL, NEXT, ids, playing
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, fold_chat, ids, playing
 from tests.support.server import served
-from tests.turns.test_run_properties import client_of, streams
 
 FUNCTIONS = [{"name": name, "parameters": {"type": "object"}} for name in ("f", "g")]
 
 
-@settings(max_examples=30, deadline=None, database=None)
-@given(tokens=streams(), step=st.integers(1, 64), face=st.sampled_from(["responses", "messages"]))
-def test_a_stream_equals_its_body_for_any_step_size(tokens: list[int], step: int, face: str) -> None:
-    """``tests/turns/test_run_properties.py`` tests it for Chat."""
+@settings(max_examples=80, deadline=None, database=None)
+@given(
+    tokens=streams(),
+    step=st.integers(1, 64),
+    interval=st.sampled_from([1, 3, 20]),
+    face=st.sampled_from(FACES),
+    stops=st.booleans(),
+    scores=st.booleans(),
+)
+def test_a_stream_equals_its_body_for_any_step_size(
+    tokens: list[int], step: int, interval: int, face: str, stops: bool, scores: bool
+) -> None:
+    asked: dict[str, Any] = {"functions": FUNCTIONS}
+    if stops:
+        asked["stop_sequences" if face == "messages" else "stop"] = ["STOP"]
+    if face == "chat":
+        asked["logprobs"] = scores
 
     async def main() -> None:
-        async with served(client_of(tokens or [RETURN], step)) as server:
-            body = await ask(server, face, functions=FUNCTIONS)
-            streamed = await ask(server, face, True, functions=FUNCTIONS)
+        tail = {"stream_options": {"include_usage": True}} if face == "chat" else {}
+        async with served(client_of(tokens or [RETURN], 1), stream_interval=interval) as server:
+            body = await ask(server, face, **asked)
+        async with served(client_of(tokens or [RETURN], step), stream_interval=interval) as server:
+            streamed = await ask(server, face, True, **asked, **tail)
+        for name, arguments in streamed.calls:
+            assert name in ("f", "g")
+            assert arguments or streamed.finish == "length"
         if face == "messages":  # a body has only whole objects, a stream also the start of a truncated call
             for outcome in (body, streamed):
                 outcome.calls = [(name, "") for name, _ in outcome.calls]
         assert body.told() == streamed.told()
+        if face == "chat":
+            [choice] = body.raw["choices"]
+            shown = (choice["logprobs"] or {}).get("content") or []
+            assert fold_chat(streamed.raw)[0]["logprobs"] == shown
+            assert body.num_reasoning + len(shown) <= body.num_output
 
     asyncio.run(main())
 

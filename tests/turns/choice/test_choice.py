@@ -26,9 +26,9 @@ from chorale.turns.functions import Function
 from chorale.turns.needs import CallTool, Compact, Ended, Need, NextRound
 from chorale.turns.request import NEVER, TurnRequest
 from chorale.turns.rules import TurnRules
+from tests.support.fuzz.random_turns import TEXTS, streams
 from tests.support.scripted import FINAL, VOCAB, ids
 from tests.support.scripted_tools import ScriptedBox, ScriptedService, plain, result
-from tests.turns.test_run_properties import TEXTS, streams
 
 EOS = frozenset({200002, 199999, CALL})
 PROMPT = [1, 2, 3]

@@ -14,8 +14,8 @@ from chorale.harmony.vocab import RETURN
 from tests.api.responses.background.test_background import resume
 from tests.support.engine.scripted_client import Script
 from tests.support.event_loop import run
+from tests.support.fuzz.random_turns import streams
 from tests.support.responses import fold_events, serve, without_ids
-from tests.turns.test_run_properties import streams
 
 FUNCTIONS = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("f", "g")]
 CUTS = ("none", "cancel", "elsewhere", "stop")

@@ -1,30 +1,15 @@
-"""Whatever the model writes and however its tokens are cut, the stream folds to the body.
-
-Random turns are built of well-formed messages, of malformed ones, and of control tokens thrown in anywhere.
-"""
+"""Random turns: of well-formed messages, of malformed ones, and of control tokens thrown in anywhere."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chorale.harmony.vocab import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
 from tests.support.engine.scripted_client import Script, ScriptedClient
-from tests.support.scripted import (
-    ANALYSIS,
-    FINAL,
-    PREAMBLE,
-    call,
-    events_of,
-    fold_chat,
-    ids,
-    of_body,
-    without_ids,
-)
-from tests.support.server import VOCAB, served
+from tests.support.scripted import ANALYSIS, FINAL, PREAMBLE, call, ids
+from tests.support.server import VOCAB
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["Hello there.", "née 🧑‍🚀 漢字", " STOP ", "\n\nST", '{"a": 1}', "", "to=functions.f", "<|end|>"]
@@ -48,7 +33,6 @@ ENDS = st.sampled_from(["<|end|><|start|>assistant", "<|end|>", "<|call|>", "<|c
 MESSAGES = st.lists(st.tuples(HEADERS, TEXTS, ENDS), min_size=1, max_size=4)
 CONTROL = st.sampled_from([START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, 200001, *VOCAB.encode("🧑‍🚀")])
 LAST = st.sampled_from([[RETURN], [CALL], []])
-TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 
 
 @st.composite
@@ -71,34 +55,3 @@ def client_of(tokens: list[int], step: int) -> ScriptedClient:
         return Script(tokens, tokens_per_step=step, with_logprobs=True)
 
     return ScriptedClient(source)
-
-
-quick = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
-
-
-@quick
-@given(streams(), st.integers(1, 64), st.sampled_from([1, 3, 20]), st.booleans(), st.booleans())
-def test_fold_of_the_chat_stream_is_the_body(
-    tokens: list[int], step: int, interval: int, with_stop: bool, with_logprobs: bool
-) -> None:
-    fields: dict[str, Any] = {"tools": TOOLS, "logprobs": with_logprobs}
-    if with_stop:
-        fields["stop"] = ["STOP"]
-
-    async def main() -> None:
-        async with served(client_of(tokens, 1), stream_interval=interval) as whole:
-            body = (await whole.chat(**fields)).json()
-        async with served(client_of(tokens, step), stream_interval=interval) as cut:
-            options = {"include_usage": True}
-            chunks = events_of(await cut.chat(stream=True, stream_options=options, **fields))
-        assert without_ids(fold_chat(chunks)[0]) == without_ids(of_body(body["choices"][0]))
-        assert chunks[-1]["usage"] == body["usage"]
-        usage = body["usage"]
-        reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
-        visible = len((body["choices"][0]["logprobs"] or {}).get("content") or [])
-        assert reasoning + visible <= usage["completion_tokens"]
-        for made in fold_chat(chunks)[0]["calls"].values():
-            assert made["name"] in ("f", "g")
-            assert made["arguments"] or fold_chat(chunks)[0]["finish_reason"] == "length"
-
-    asyncio.run(main())
