@@ -89,6 +89,14 @@ async def call(
     )
 
 
+def handshake(headers: bytes = b"", path: bytes = b"/v1/responses") -> bytes:
+    """Returns the request that opens a WebSocket; each of the further headers ends with a line's end."""
+    return (
+        b"GET %s HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+        b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n%s\r\n"
+    ) % (path, headers)
+
+
 # --------------------------------------------------------------------------- handlers of tests
 
 

@@ -16,7 +16,7 @@ import uvloop
 
 from chorale.config.engine import hash_key
 from tests.support.fuzz.worst_input import MAX_HELD_SECONDS, Cost, flood, watched
-from tests.support.raw_http import call, connect, read_answer
+from tests.support.raw_http import call, connect, handshake, read_answer
 from tests.support.server import VOCAB, served
 
 SECONDS = 0.3
@@ -62,11 +62,7 @@ def test_a_body_in_chunks_of_one_byte() -> None:
     check_flood(head + b"transfer-encoding: chunked\r\n\r\n", b"1\r\na\r\n")
 
 
-HANDSHAKE = (
-    b"GET /v1/responses HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
-    + KEY
-    + b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-)
+HANDSHAKE = handshake(KEY)
 MASK = b"\x00" * 4
 
 

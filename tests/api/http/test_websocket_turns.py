@@ -11,14 +11,10 @@ import pytest
 import uvloop
 
 from chorale.api.http.websocket import WebSocketProtocol
-from tests.support.raw_http import call, exchange
+from tests.support.raw_http import call, exchange, handshake
 from tests.support.server import served_on_port as served
 
 RUN = uvloop.run
-HANDSHAKE = (
-    b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
-    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n%s\r\n"
-)
 PING = b"\x89\x80\x00\x00\x00\x00"
 
 
@@ -27,7 +23,7 @@ def opened(port: int, with_handshake: bytes = b"") -> socket:
     connection = socket()
     connection.settimeout(30)
     connection.connect(("127.0.0.1", port))
-    connection.sendall(HANDSHAKE % b"" + with_handshake)
+    connection.sendall(handshake() + with_handshake)
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         head += connection.recv(1)
@@ -126,7 +122,7 @@ async def test_a_malformed_handshake_is_answered_without_a_traceback(
     header: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with served() as server:
-        answer = await exchange(server.port, HANDSHAKE % header)
+        answer = await exchange(server.port, handshake(header))
         assert (answer.status, answer.code) == (400, "invalid_handshake")
         assert (await call(server.port, "GET", "/health")).status == 200
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

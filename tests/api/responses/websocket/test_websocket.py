@@ -9,7 +9,6 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from socket import create_connection
 from typing import Any
 
 import pytest
@@ -27,30 +26,24 @@ from chorale.api.http.auth import authenticate_routes
 from chorale.api.http.middleware import HttpMiddleware, unknown_path
 from chorale.api.responses.websocket import lanes, socket
 from chorale.errors import EngineError
+from tests.api.http.test_websocket_turns import opened as plain_socket
 from tests.support import PATIENCE
 from tests.support.engine.scripted_client import Script, ScriptedClient, ids
 from tests.support.event_loop import until
-from tests.support.raw_http import call, connect, exchange
+from tests.support.raw_http import call, connect, exchange, handshake
 from tests.support.responses import ANSWER, CALL, HELLO, TOOL
+from tests.support.scripted import playing
 from tests.support.server import Server, listening, make_state
 from tests.support.server import served as started
 
 RUN = uvloop.run
 ENDS = ("response.completed", "response.failed", "response.incomplete", "error")
 STRICT: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
-HANDSHAKE = (
-    b"GET %s HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
-    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n%s\r\n"
-)
 Event = dict[str, Any]
 
 
-def playing(text: str = HELLO, **options: Any) -> ScriptedClient:
-    return ScriptedClient(lambda request, index: Script(ids(text), **options))
-
-
 def served(client: ScriptedClient | None = None, **config: Any) -> AbstractAsyncContextManager[Server]:
-    return started(client or playing(), listens=True, **config)
+    return started(client or playing(HELLO), listens=True, **config)
 
 
 @contextlib.asynccontextmanager
@@ -111,7 +104,7 @@ async def test_the_events_equal_those_of_the_sse_stream(text: str, dialect: str)
 
 
 async def test_lanes_of_the_sdk_run_concurrently() -> None:
-    async with served(playing(delay=0.01)) as server:
+    async with served(playing(HELLO, delay=0.01)) as server:
         client = AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none")
         limits = ResponsesWebSocketLimits(8, 128, 512, 2**24, 2**25, None)
         async with (
@@ -140,7 +133,7 @@ async def test_one_lane_answers_in_order() -> None:
 
 
 async def test_an_unstored_response_can_be_continued_only_on_its_connection() -> None:
-    client = playing()
+    client = playing(HELLO)
     async with served(client) as server:
         async with opened(server) as connection:
             first = await ask(connection, store=False, input="What I said.")
@@ -195,7 +188,7 @@ async def test_a_call_can_be_answered_over_the_same_connection() -> None:
 
 
 async def test_a_stored_response_after_an_unstored_one_can_be_continued_over_http() -> None:
-    client = playing()
+    client = playing(HELLO)
     async with served(client) as server:
         async with opened(server) as connection:
             first = await ask(connection, store=False, input="What I said.")
@@ -215,7 +208,7 @@ async def test_a_stored_response_after_an_unstored_one_can_be_continued_over_htt
 
 
 async def test_an_unstored_response_after_a_stored_one_can_be_continued() -> None:
-    client = playing()
+    client = playing(HELLO)
     async with served(client) as server:
         async with opened(server) as connection:
             first = await ask(connection, store=True, input="What I said.")
@@ -225,7 +218,7 @@ async def test_an_unstored_response_after_a_stored_one_can_be_continued() -> Non
 
 
 async def test_a_warm_up_computes_the_prompt_and_can_be_continued() -> None:
-    client = playing()
+    client = playing(HELLO)
     async with served(client) as server, opened(server) as connection:
         await send(connection, store=False, generate=False, input="What I said.", tools=[TOOL])
         events = await until_end(connection)
@@ -280,7 +273,7 @@ async def test_an_invalid_message_is_an_error_and_the_connection_stays_open(
 
 
 async def test_a_full_queue_is_an_error_with_retry_after() -> None:
-    client = playing()
+    client = playing(HELLO)
     client.max_in_flight = 0
     async with served(client) as server, opened(server) as connection:
         error = await ask(connection, stream_id="a")
@@ -365,7 +358,7 @@ async def test_lanes_and_waiting_requests_are_limited(monkeypatch: pytest.Monkey
 )
 async def test_handshakes_are_checked(path: bytes, headers: bytes, status: int) -> None:
     async with served() as server:
-        answer = await exchange(server.port, HANDSHAKE % (path, headers))
+        answer = await exchange(server.port, handshake(headers, path))
         assert answer.status == status
         if status != 101:
             assert answer.json["error"]["message"]
@@ -374,18 +367,18 @@ async def test_handshakes_are_checked(path: bytes, headers: bytes, status: int) 
 
 async def test_allowed_origins_are_accepted_and_other_hosts_are_refused() -> None:
     async with served(allowed_origins=("http://app.example",)) as server:
-        raw = HANDSHAKE % (b"/v1/responses", b"origin: http://app.example\r\n")
+        raw = handshake(b"origin: http://app.example\r\n")
         assert (await exchange(server.port, raw)).status == 101
-        raw = HANDSHAKE % (b"/v1/responses", b"origin: http://evil.example\r\n")
+        raw = handshake(b"origin: http://evil.example\r\n")
         assert (await exchange(server.port, raw)).code == "origin_not_allowed"
     async with served() as server:
-        raw = (HANDSHAKE % (b"/v1/responses", b"")).replace(b"host: localhost", b"host: evil.example")
+        raw = handshake().replace(b"host: localhost", b"host: evil.example")
         assert (await exchange(server.port, raw)).code == "invalid_host"
 
 
 async def test_the_root_path_and_the_request_id_are_honoured() -> None:
     async with served(root_path="/prefix") as server:
-        raw = HANDSHAKE % (b"/prefix/v1/responses", b"x-request-id: mine\r\n")
+        raw = handshake(b"x-request-id: mine\r\n", b"/prefix/v1/responses")
         answer = await exchange(server.port, raw)
         assert answer.status == 101
         assert answer.headers["x-request-id"] == "mine"
@@ -403,7 +396,7 @@ async def test_too_many_connections_are_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(socket, "MAX_CONNECTIONS", 1)
     async with served() as server:
         async with opened(server):
-            answer = await exchange(server.port, HANDSHAKE % (b"/v1/responses", b""))
+            answer = await exchange(server.port, handshake())
             assert answer.status == 429
             assert answer.headers["retry-after"] == "5"
         async with opened(server) as connection:
@@ -444,17 +437,12 @@ def answer_to(port: int, frame: bytes) -> bytes:
     Uses a plain socket: the connection can be reset while the server has not read all of ``frame``, and then
     asyncio's reader raises although the answer has arrived.
     """
-    with create_connection(("127.0.0.1", port), timeout=30) as connection:
-        connection.sendall(HANDSHAKE % (b"/v1/responses", b""))
-        found = b""
-        while b"\r\n\r\n" not in found:
-            found += connection.recv(1)
+    found = b""
+    with plain_socket(port) as connection, contextlib.suppress(ConnectionError):
         with contextlib.suppress(ConnectionError):
             connection.sendall(frame)
-        found = b""
-        with contextlib.suppress(ConnectionResetError):
-            while part := connection.recv(4096):
-                found += part
+        while part := connection.recv(4096):
+            found += part
     return found
 
 
@@ -473,7 +461,7 @@ async def test_a_disconnect_aborts_the_generations_of_the_connection() -> None:
 
 
 async def test_a_drain_lets_running_responses_finish() -> None:
-    client = playing(delay=0.03)
+    client = playing(HELLO, delay=0.03)
     async with served(client) as server, opened(server) as idle, opened(server) as connection:
         await send(connection)
         await send(connection)
@@ -504,7 +492,7 @@ async def test_a_forced_stop_ends_running_responses_with_a_failed_event() -> Non
 
 
 async def test_a_connection_is_closed_at_its_maximum_age() -> None:
-    client = playing(delay=0.05)
+    client = playing(HELLO, delay=0.05)
     async with make_state(client) as state:
         serve = partial(socket.serve, state, max_seconds=0.2)
         routes = authenticate_routes([WebSocketRoute("/v1/responses", serve)], ())
@@ -524,7 +512,7 @@ async def test_a_silent_client_is_pinged_and_then_disconnected(monkeypatch: pyte
     monkeypatch.setattr(websocket, "SILENCE_SECONDS", 0.5)
     async with served() as server, opened(server) as polite:
         reader, writer = await connect(server.port)  # this client never answers pings
-        writer.write(HANDSHAKE % (b"/v1/responses", b""))
+        writer.write(handshake())
         await reader.readuntil(b"\r\n\r\n")
         data = await asyncio.wait_for(reader.read(), PATIENCE)
         assert data.startswith(b"\x89\x00\x89\x00")
@@ -537,7 +525,7 @@ async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.Monkey
     client = playing("<|channel|>final<|message|>" + "word " * 20_000)
     async with served(client) as server:
         reader, writer = await connect(server.port, limit=1024)
-        writer.write(HANDSHAKE % (b"/v1/responses", b""))
+        writer.write(handshake())
         await reader.readuntil(b"\r\n\r\n")
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         text = b'{"type":"response.create","input":"Hi","stream_id":"%d"}'
