@@ -27,7 +27,7 @@ from tests.support.scripted import (
 
 
 def one(text: str, **options: object) -> Fold:
-    names = ("tokens_per_step", "finish_reason", "with_logprobs", "error")
+    names = ("tokens_per_step", "finish_reason", "with_logprobs")
     script = {name: options.pop(name) for name in names if name in options}
     return run(turn(playing(text, **script), **options))[0]
 
@@ -51,38 +51,10 @@ def test_items_of_a_turn_keep_their_ids() -> None:
     assert list(fold.ended.output_token_ids) == ids(text)
 
 
-def test_closed_items_carry_their_exact_message_ids() -> None:
-    fold = one(ANALYSIS + "Hm" + NEXT + FINAL + "Yes." + "<|return|>")
-    assert list(fold.items[0].token_ids) == ids(ANALYSIS + "Hm")
-    assert list(fold.items[1].token_ids) == ids(FINAL + "Yes.")
-    assert fold.items[1].content_token_ids == ids("Yes.")
-
-
-@pytest.mark.parametrize(
-    ("text", "items", "reason", "repair"),
-    [
-        (call("f", '{"a'), [("function_call", "f", '{"a', "incomplete")], "length", None),
-        (
-            call("g", '{"a":1}') + "<|call|>",
-            [("message", "commentary", '{"a":1}', "completed")],
-            "stop",
-            "undeclared_recipient",
-        ),
-        (
-            FINAL + "one" + NEXT + FINAL + "two<|return|>more",
-            [("message", "final_answer", text, "completed") for text in ("one", "two")],
-            "length",
-            "tokens_after_end",
-        ),
-    ],
-)
-def test_messages_become_items(
-    text: str, items: list[tuple[str, str | None, str, str]], reason: str, repair: str | None
-) -> None:
-    fold = one(text, functions=["f"])
-    assert shape(fold) == items
-    assert fold.ended.reason == reason
-    assert fold.ended.repairs == ({repair: 1} if repair else {})
+def test_a_call_of_an_undeclared_function_is_text() -> None:
+    fold = one(call("g", '{"a":1}') + "<|call|>", functions=["f"])
+    assert shape(fold) == [("message", "commentary", '{"a":1}', "completed")]
+    assert (fold.ended.reason, fold.ended.repairs) == ("stop", {"undeclared_recipient": 1})
 
 
 def test_an_answer_is_forced_after_bare_analysis() -> None:

@@ -215,27 +215,15 @@ PIECES = st.one_of(
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_raw_tokens_give_the_same_text_at_once_and_one_by_one(skip: bool) -> None:
-    """Special tokens, a character cut by one of them, and one that is never whole."""
+def test_a_character_that_is_never_whole_is_replaced(skip: bool) -> None:
+    """Whether a special token or the end cuts it."""
     half = VOCAB.encode("🧑‍🚀")[:2]
-    tokens = [
-        *VOCAB.encode("Some words, and " * 4),
-        200006,
-        *half,
-        200008,
-        *VOCAB.encode("more of them"),
-        *half,
-    ]
-
-    def fed(size: int) -> Any:
-        choice = RawChoice(VOCAB, request(stream_interval=1), 0, EOS, skip_special_tokens=skip)
-        return drive(choice, tokens, size, logprobs=False)
-
-    assert fed(len(tokens)) == fed(1)
-    [item], *_ = fed(len(tokens))
-    assert item[2].count("\ufffd") == 2
-    assert ("<|start|>" in item[2]) is not skip
-    assert item[5] == tokens
+    tokens = [*VOCAB.encode("Some words"), *half, 200008, *VOCAB.encode(" more"), *half]
+    choice = RawChoice(VOCAB, request(), 0, EOS, skip_special_tokens=skip)
+    choice.feed(chunk(tokens, "length"))
+    [item] = folded(choice).items
+    assert item.text == f"Some words\ufffd{'' if skip else '<|message|>'} more\ufffd"
+    assert item.content_token_ids == tokens
 
 
 def test_a_partly_held_back_token_is_emitted_once() -> None:
