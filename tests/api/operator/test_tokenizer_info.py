@@ -11,12 +11,12 @@ from tests.support.raw_http import call
 from tests.support.server import Server, served
 
 
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
 def said(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text}
+
+
+def user(text: str) -> dict[str, str]:
+    return said("user", text)
 
 
 CHATS: list[list[dict[str, str]]] = [
