@@ -13,23 +13,15 @@ import pytest
 
 from chorale.api.limits import SIZES
 from chorale.api.routed_experts import expert_field
-from chorale.client.base import EngineInfo
-from chorale.engine.core import EngineCore
-from chorale.engine.types import EngineLimits, ExpertIds, SamplingSpec
+from chorale.engine.types import ExpertIds, SamplingSpec
 from chorale.turns.events import TurnEnded, Usage
 from chorale.turns.request import TurnRequest
-from tests.support.engine.fake_executor import FakeExecutor, FakeModel, fake_experts
-from tests.support.local_client import LocalClient
+from tests.support.engine.fake_executor import FakeModel, fake_experts
+from tests.support.local_client import on_fake_device
 from tests.support.scripted import ANALYSIS, changing, events_of, playing
 from tests.support.server import Server, served
 
 NAME, SHAPE = "routed_experts_prompt_start", (2, 4)
-LIMITS = EngineLimits(400, 16, 16, 256, 1024, routed_experts=SHAPE)
-INFO = EngineInfo(model="fake", max_model_len=1024, max_num_seqs=16, routed_experts=SHAPE)
-
-
-def engine() -> Any:
-    return LocalClient(EngineCore(LIMITS, FakeExecutor(LIMITS, FakeModel())), INFO)
 
 
 def decoded(text: str) -> ExpertIds:
@@ -46,8 +38,7 @@ def check(choice: dict[str, Any], prompt: list[int], start: int) -> None:
 
 async def test_each_choice_has_those_of_its_prompt_and_output() -> None:
     fields: dict[str, Any] = {"seed": 1, "n": 2, "ignore_eos": True, "return_token_ids": True, "logprobs": 1}
-    client = engine()
-    async with served(client) as server:
+    async with on_fake_device(routed_experts=SHAPE) as client, served(client) as server:
         chat = (await server.chat(**{**fields, "logprobs": True}, store=True, max_tokens=20)).json()
         for choice in chat["choices"]:
             check(choice, chat["prompt_token_ids"], 0)
@@ -61,7 +52,6 @@ async def test_each_choice_has_those_of_its_prompt_and_output() -> None:
                 check(choice, choice["prompt_token_ids"], 3)
         chunks = events_of(await server.chat(stream=True, max_tokens=3))
         assert all("routed_experts" not in choice for chunk in chunks for choice in chunk["choices"])
-    await client.close()
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3])
@@ -80,7 +70,7 @@ async def test_they_are_null_if_the_server_began_the_answer() -> None:
     client = changing(
         f"{ANALYSIS}Hm.<|return|>", lambda _, chunk: setattr(chunk, "routed_experts", [b"12345678"])
     )
-    client.info_value = INFO
+    client.info_value = msgspec.structs.replace(client.info_value, routed_experts=SHAPE)
     async with served(client) as server:
         (choice,) = (await server.chat()).json()["choices"]
     assert (len(client.requests), choice["routed_experts"]) == (2, None)
@@ -100,9 +90,7 @@ async def check_refused(server: Server, fields: dict[str, Any]) -> None:
 
 async def test_bad_starts_and_too_large_answers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SIZES, "routed_experts", replace(SIZES["routed_experts"], max=6))
-    client = engine()
-    async with served(client) as server:
+    async with on_fake_device(routed_experts=SHAPE) as client, served(client) as server:
         for fields in ({NAME: -1}, {NAME: 4}, {NAME: 1.5}, {NAME: 1, "stream": True}, {"n": 3}):
             await check_refused(server, fields)
         assert (await server.complete([1, 2, 3], n=3, max_tokens=1, **{NAME: 1})).status_code == 200
-    await client.close()

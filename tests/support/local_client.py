@@ -7,8 +7,10 @@ steps, which run in a worker thread, and delivers the chunks of each.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
 
 from chorale.client.admission import capacity
 from chorale.client.base import EngineInfo, EngineStatus
@@ -17,8 +19,9 @@ from chorale.client.stream import RequestStream
 from chorale.config.engine import ServerConfig
 from chorale.engine.commands import Command, Outcome
 from chorale.engine.core import EngineCore
-from chorale.engine.types import NOBODY, GenerateRequest, Owner
+from chorale.engine.types import NOBODY, EngineLimits, GenerateRequest, Owner
 from chorale.errors import EngineDeadError
+from tests.support.engine.fake_executor import FakeExecutor
 
 
 class LocalClient:
@@ -111,3 +114,24 @@ class LocalClient:
         if self._work is not None and not self._work.done():
             await self._work
         self._core.shutdown()
+
+
+@contextlib.asynccontextmanager
+async def on_fake_device(
+    *,
+    max_num_seqs: int = 16,
+    step_seconds: float = 0.0,
+    max_queued_requests: int | None = None,
+    routed_experts: tuple[int, int] | None = None,
+) -> AsyncIterator[Any]:
+    """Yields a client of a real engine with a fake device; closes it at the end."""
+    limits = EngineLimits(400, 16, max_num_seqs, 1024, 2048, routed_experts=routed_experts)
+    info = EngineInfo(
+        model="fake", max_model_len=2048, max_num_seqs=max_num_seqs, routed_experts=routed_experts
+    )
+    core = EngineCore(limits, FakeExecutor(limits, step_seconds=step_seconds))
+    client = LocalClient(core, info, max_queued_requests=max_queued_requests)
+    try:
+        yield client
+    finally:
+        await client.close()

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from chorale.client.base import EngineInfo
-from chorale.engine.core import EngineCore
-from chorale.engine.types import EngineLimits
-from tests.support.engine.fake_executor import FakeExecutor, FakeModel
-from tests.support.local_client import LocalClient
+from tests.support.local_client import on_fake_device
 from tests.support.scripted import events_of
-from tests.support.server import VOCAB, Server, served
-
-LIMITS = EngineLimits(
-    num_blocks=400, block_size=16, max_num_seqs=16, max_num_batched_tokens=256, max_model_len=1024
-)
-INFO = EngineInfo(model="fake", max_model_len=1024, max_num_seqs=16)
-
-
-@contextlib.asynccontextmanager
-async def with_engine(**config: Any) -> AsyncIterator[Server]:
-    model = FakeModel(eos_token_ids=INFO.eos_token_ids)
-    client: Any = LocalClient(EngineCore(LIMITS, FakeExecutor(LIMITS, model)), INFO)
-    try:
-        async with served(client, **config) as server:
-            yield server
-    finally:
-        await client.close()
+from tests.support.server import VOCAB, served
 
 
 async def test_an_answer_of_one_choice_has_metrics_if_enabled() -> None:
-    async with with_engine(request_metrics=True) as server:
+    async with on_fake_device() as client, served(client, request_metrics=True) as server:
         fields: dict[str, Any] = {"ignore_eos": True, "allowed_token_ids": VOCAB.encode("a b"), "seed": 5}
         short = {**fields, "max_tokens": 30}
         streamed = {**short, "stream": True, "stream_options": {"include_usage": True}}

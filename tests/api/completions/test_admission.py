@@ -9,32 +9,22 @@ from typing import Any
 
 import pytest
 
-from chorale.client.base import EngineInfo
-from chorale.engine.core import EngineCore
-from chorale.engine.types import EngineLimits
-from tests.support.engine.fake_executor import FakeExecutor, FakeModel
 from tests.support.event_loop import until
-from tests.support.local_client import LocalClient
+from tests.support.local_client import on_fake_device
 from tests.support.scripted import events_of
 from tests.support.server import Server, served
 
-LIMITS = EngineLimits(
-    num_blocks=400, block_size=16, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=1024
-)
-INFO = EngineInfo(model="fake", max_model_len=1024, max_num_seqs=4)
 LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
 
 
 @contextlib.asynccontextmanager
 async def with_engine(step_seconds: float = 0.0) -> AsyncIterator[Server]:
-    executor = FakeExecutor(LIMITS, FakeModel(), step_seconds=step_seconds)
-    client: Any = LocalClient(EngineCore(LIMITS, executor), INFO, max_queued_requests=8)
-    try:
-        async with served(client) as server:
-            yield server
-            assert client._in_flight.admission.num_admitted == 0
-    finally:
-        await client.close()
+    async with (
+        on_fake_device(max_num_seqs=4, max_queued_requests=8, step_seconds=step_seconds) as client,
+        served(client) as server,
+    ):
+        yield server
+        assert client._in_flight.admission.num_admitted == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -11,20 +11,13 @@ import pytest
 
 from chorale.api.app import all_routes
 from chorale.api.http.auth import cache_salt
-from chorale.client.base import EngineInfo
 from chorale.config.engine import hash_key, owner_name
-from chorale.engine.core import EngineCore
-from chorale.engine.types import NOBODY, EngineLimits, GenerateRequest, Owner
-from tests.support.engine.fake_executor import FakeExecutor
+from chorale.engine.types import NOBODY, GenerateRequest, Owner
 from tests.support.engine.scripted_client import Script, ScriptedClient
-from tests.support.local_client import LocalClient
+from tests.support.local_client import on_fake_device
 from tests.support.server import served
 
 COMPLETIONS = "/v1/completions"
-LIMITS = EngineLimits(
-    num_blocks=400, block_size=16, max_num_seqs=4, max_num_batched_tokens=1024, max_model_len=2048
-)
-INFO = EngineInfo(model="fake", max_model_len=2048, max_num_seqs=4)
 LONG = "the tide turned and the harbour filled " * 40
 ENDPOINTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 2},
@@ -48,8 +41,8 @@ def cached(body: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 async def test_a_key_shares_the_prefix_cache_only_with_itself(path: str) -> None:
-    client: Any = LocalClient(EngineCore(LIMITS, FakeExecutor(LIMITS)), INFO)
-    async with served(client, keys=[hash_key(key) for key in ("one", "two")]) as server:
+    keys = [hash_key(key) for key in ("one", "two")]
+    async with on_fake_device() as client, served(client, keys=keys) as server:
 
         async def ask(key: str, **more: Any) -> int:
             headers = {"Authorization": f"Bearer {key}"}
@@ -65,7 +58,6 @@ async def test_a_key_shares_the_prefix_cache_only_with_itself(path: str) -> None
         assert await ask("one", cache_salt="mine") == 0  # the client's salt separates requests of one key
         assert await ask("two", cache_salt="mine") == 0
         assert await ask("one", cache_salt="mine") == shared
-    await client.close()
 
 
 @pytest.mark.parametrize("path", [*ENDPOINTS, "background", "batch"])
