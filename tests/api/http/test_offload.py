@@ -24,7 +24,6 @@ from chorale.api.limits import SIZES
 from chorale.api.reasoning_tokens import read_reasoning, write_reasoning
 from chorale.harmony.bpe import SLICE, LinearEncoder
 from chorale.harmony.vocab import Vocabulary
-from tests.support.event_loop import run
 from tests.support.scripted import playing
 from tests.support.server import served
 
@@ -222,7 +221,7 @@ async def test_a_prompt_with_automatic_truncation_may_have_any_length() -> None:
         ("/v1/messages", {"max_tokens": 99_999, "messages": [{"role": "user", "content": "hi"}]}),
     ],
 )
-def test_a_long_answer_is_encoded_in_a_thread(
+async def test_a_long_answer_is_encoded_in_a_thread(
     path: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[str] = []
@@ -235,15 +234,12 @@ def test_a_long_answer_is_encoded_in_a_thread(
     monkeypatch.setattr(http, "json_response", noted)
     long = "<|channel|>final<|message|>" + "word " * 8_000 + "<|return|>"
 
-    async def main() -> None:
-        async with served(playing(long)) as server:
-            answer = await server.http.post(path, json=given)
-            assert answer.status_code == 200, answer.text
-            assert len(answer.text) > HEAVY
-            assert threads, "not encoded by large_response"
-            assert threads[0].startswith("chorale-heavy")
-
-    run(main())
+    async with served(playing(long)) as server:
+        answer = await server.http.post(path, json=given)
+        assert answer.status_code == 200, answer.text
+        assert len(answer.text) > HEAVY
+        assert threads, "not encoded by large_response"
+        assert threads[0].startswith("chorale-heavy")
 
 
 def test_a_signature_longer_than_the_window_is_ignored() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.scripted import FINAL, playing
-from tests.support.server import Server, with_server
+from tests.support.server import served
 
 ASKED = {"type": "message", "role": "user", "content": "Count"}
 OPEN: dict[str, Any] = {
@@ -32,8 +32,8 @@ THOUGHT = {
         ),
     ],
 )
-def test_the_prompt_ends_with_the_open_item(items: list[Any], end: str) -> None:
-    async def main(server: Server) -> None:
+async def test_the_prompt_ends_with_the_open_item(items: list[Any], end: str) -> None:
+    async with served(playing(" three<|return|>")) as server:
         answer = await server.respond(input=[ASKED, *items], continue_final_message=True)
         assert server.prompt(0).endswith(end)  # after reasoning alone, the answer is forced in a second round
         item = answer["output"][0]
@@ -41,15 +41,11 @@ def test_the_prompt_ends_with_the_open_item(items: list[Any], end: str) -> None:
         assert part["text"] == " three"
         assert item["type"] == items[-1]["type"]
 
-    with_server(playing(" three<|return|>"), main)
 
-
-def test_a_background_response_continues() -> None:
-    async def main(server: Server) -> None:
+async def test_a_background_response_continues() -> None:
+    async with served(playing(" three<|return|>")) as server:
         events = await server.events(input=[ASKED, OPEN], continue_final_message=True, background=True)
         assert events[-1]["response"]["output"][0]["content"][0]["text"] == " three"
-
-    with_server(playing(" three<|return|>"), main)
 
 
 @pytest.mark.parametrize(
@@ -62,17 +58,15 @@ def test_a_background_response_continues() -> None:
         ({"input": [ASKED, OPEN], "text": {"format": {"type": "json_object"}}}, "continue_final_message"),
     ],
 )
-def test_what_cannot_be_continued_is_refused(body: dict[str, Any], param: str) -> None:
-    async def main(server: Server) -> None:
+async def test_what_cannot_be_continued_is_refused(body: dict[str, Any], param: str) -> None:
+    async with served(playing(FINAL)) as server:
         status, answer = await server.post(continue_final_message=True, **body)
         assert (status, answer["error"]["param"]) == (400, param)
         assert server.client.requests == []
 
-    with_server(playing(FINAL), main)
 
-
-def test_metrics_are_added_on_request() -> None:
-    async def main(server: Server) -> None:
+async def test_metrics_are_added_on_request() -> None:
+    async with served(playing(FINAL + "x<|return|>")) as server:
         assert "metrics" not in await server.respond(input="a")
         assert "generation_time_ms" in (await server.respond(input="a", include=["metrics"]))["metrics"]
         events = await server.events(input="a", include=["metrics"], background=True)
@@ -80,5 +74,3 @@ def test_metrics_are_added_on_request() -> None:
         assert "generation_time_ms" in response["metrics"]
         stored = await server.http.get(f"/v1/responses/{response['id']}")
         assert stored.json()["metrics"] == response["metrics"]
-
-    with_server(playing(FINAL + "x<|return|>"), main)

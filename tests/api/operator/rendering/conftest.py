@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from mimetypes import guess_type
 from pathlib import Path
 
 import pytest
 
 from tests.support.browsers.chromium import PATH, Page
+from tests.support.http_server import Asked, HttpServer, Reply
 
 STATIC = Path(str(files("chorale.api.operator.page"))) / "static"
 POLICY = (
@@ -23,25 +23,18 @@ HOME = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Rendering
 <body><main id="box" class="rendered"></main></body></html>"""
 
 
-class _Files(SimpleHTTPRequestHandler):
-    requests: list[str]
+class _Files(HttpServer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[str] = []
 
-    def do_GET(self) -> None:
-        self.requests.append(self.path)
-        if self.path != "/":
-            return super().do_GET()
-        self.send_response(200)
-        self.send_header("content-type", "text/html; charset=utf-8")
-        self.end_headers()
-        self.wfile.write(HOME)
-        return None
-
-    def end_headers(self) -> None:
-        self.send_header("content-security-policy", POLICY)
-        super().end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """The tests read ``requests`` instead."""
+    def answer(self, asked: Asked) -> Reply:
+        self.requests.append(asked.path)
+        if asked.path == "/":
+            kind, body = "text/html", HOME
+        else:
+            kind, body = str(guess_type(asked.path)[0]), (STATIC / asked.path.lstrip("/")).read_bytes()
+        return Reply(200, body, {"content-type": kind, "content-security-policy": POLICY})
 
 
 class Browser(Page):
@@ -54,19 +47,15 @@ class Browser(Page):
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if PATH is None:
         pytest.skip("there is no Chromium on this machine")
-    handler = type("Files", (_Files,), {"requests": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: handler(*args, directory=str(STATIC)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    page = Browser(tmp_path_factory.mktemp("chromium"))
-    page.requests = handler.requests
-    page.open(f"http://127.0.0.1:{server.server_port}/")
-    page.until("document.getElementById('box')")
-    for name in ("render", "charts"):
-        page.value(f"import('/{name}.js').then(found => Object.assign(window, found) && true)")
-    yield page
-    page.close()
-    server.shutdown()
-    server.server_close()
+    with _Files() as server:
+        page = Browser(tmp_path_factory.mktemp("chromium"))
+        page.requests = server.requests
+        page.open(f"{server.url}/")
+        page.until("document.getElementById('box')")
+        for name in ("render", "charts"):
+            page.value(f"import('/{name}.js').then(found => Object.assign(window, found) && true)")
+        yield page
+        page.close()
 
 
 @pytest.fixture(autouse=True)
