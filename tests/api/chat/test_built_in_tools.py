@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from tests.api.responses.items.test_built_in_events import CITED, CITED_TEXT, LINK
-from tests.support.engine.scripted_client import Script
-from tests.support.faces import joined, pieces
+from tests.support.faces import pieces
 from tests.support.responses import TOOL
-from tests.support.scripted import events_of, fold_chat
+from tests.support.scripted import events_of
 from tests.support.scripted_tools import PAGE, ScriptedService, tools_served
 from tests.support.server import Server
-from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, failing, ids
+from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, failing
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "x"}]
@@ -27,34 +26,18 @@ async def chat(server: Server, **fields: Any) -> Any:
     return body["choices"][0]["message"]
 
 
-async def streamed(server: Server, **fields: Any) -> dict[str, Any]:
-    """Returns the message that the stream's deltas add up to."""
-    answer = await server.http.post(CHAT, json={"messages": USER, "stream": True, **fields})
-    chunks = events_of(answer)
-    calls = [
-        {key: value for key, value in call.items() if key != "index"}
-        for call in joined(pieces(chunks, "builtin_tool_calls"))
-    ]
-    annotations = pieces(chunks, "annotations")
-    return {**fold_chat(chunks)[0], "annotations": annotations, "builtin_tool_calls": calls}
-
-
-async def test_the_merged_stream_equals_the_body() -> None:
+async def test_calls_and_citations_are_in_the_message() -> None:
+    """``tests/api/responses/test_built_in_properties.py`` compares the stream."""
     preamble = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
-    rounds = (THINK + SEARCH, preamble + PYTHON, ECHO, Script(ids(CITED), tokens_per_step=3))
-    async with tools_served(*rounds) as server:
+    async with tools_served(THINK + SEARCH, preamble + PYTHON, ECHO, CITED) as server:
         message = await chat(server, tools=[WEB, CODE, MCP])
-    async with tools_served(*rounds) as server:
-        pieces = await streamed(server, tools=[WEB, CODE, MCP])
-    assert message["content"] == pieces["content"] == f"I look.\n\n{CITED_TEXT}"
-    assert message["annotations"] == pieces["annotations"]
+    assert message["content"] == f"I look.\n\n{CITED_TEXT}"
     for entry in message["annotations"]:
         cited = entry["url_citation"]
         assert message["content"][cited["start_index"] : cited["end_index"]] == LINK
         assert (cited["url"], cited["title"]) == (PAGE.url, PAGE.title)
     assert len(message["annotations"]) == 2
-    calls, same = message["builtin_tool_calls"], pieces["builtin_tool_calls"]
-    assert [without_id(call) for call in calls] == [without_id(call) for call in same]
+    calls = message["builtin_tool_calls"]
     searched, computed, echoed = calls
     assert (searched["type"], searched["name"]) == ("web_search_call", "search")
     assert searched["action"]["sources"] == [{"type": "url", "url": PAGE.url}]
@@ -62,10 +45,6 @@ async def test_the_merged_stream_equals_the_body() -> None:
     assert (echoed["server_label"], echoed["output"]) == ("srv", 'echo: {"text":"hi"}')
     assert message["reasoning"] == "I need a tool."
     assert {call["status"] for call in calls} == {"completed"}
-
-
-def without_id(call: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in call.items() if key != "id"}
 
 
 async def test_output_streams_while_the_tool_runs() -> None:

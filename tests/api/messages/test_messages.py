@@ -83,10 +83,14 @@ def test_the_body_of_an_answer() -> None:
     assert body["usage"]["output_tokens_details"] == {"thinking_tokens": 2}
 
 
-async def test_a_call_and_its_result_are_rendered_in_the_next_prompt() -> None:
+@pytest.mark.parametrize(("display", "shown"), [("summarized", "Look."), ("omitted", "")])
+async def test_a_call_and_its_result_are_rendered_in_the_next_prompt(display: str, shown: str) -> None:
+    """Omitted thinking is read from its signature."""
     async with served(in_rounds(CALLS, ANSWER)) as server:
-        first = (await post(server, tools=TOOLS, thinking=THINKING)).json()
-        _, text, use = first["content"]
+        asked = {"tools": TOOLS, "thinking": {**THINKING, "display": display}}
+        first = (await post(server, **asked)).json()
+        thought, text, use = first["content"]
+        assert thought["thinking"] == shown
         assert (text["text"], first["stop_reason"]) == ("One moment.", "tool_use")
         assert (use["name"], use["input"]) == ("f", {"a": 1})
         result = {"type": "tool_result", "tool_use_id": use["id"], "content": "42", "is_error": False}
@@ -96,28 +100,13 @@ async def test_a_call_and_its_result_are_rendered_in_the_next_prompt() -> None:
             {"role": "assistant", "content": first["content"]},
             {"role": "user", "content": [result, more]},
         ]
-        answer = (await post(server, tools=TOOLS, messages=messages)).json()
+        answer = (await post(server, **asked, messages=messages)).json()
         assert answer["content"][-1]["text"] == "Hello there."
         prompt = server.prompt()
     assert "<|channel|>analysis<|message|>Look.<|end|>" in prompt
     assert "<|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>" in prompt
     assert "<|start|>functions.f to=assistant<|channel|>commentary<|message|>42<|end|>" in prompt
     assert prompt.endswith("<|start|>user<|message|>go on<|end|><|start|>assistant")
-
-
-async def test_omitted_thinking_is_replayed_from_its_signature() -> None:
-    async with served(in_rounds(CALLS, ANSWER)) as server:
-        first = (await post(server, tools=TOOLS, thinking={**THINKING, "display": "omitted"})).json()
-        assert first["content"][0]["thinking"] == ""
-        use = first["content"][-1]
-        result = {"type": "tool_result", "tool_use_id": use["id"]}
-        messages = [
-            *USER,
-            {"role": "assistant", "content": first["content"]},
-            {"role": "user", "content": [result]},
-        ]
-        assert (await post(server, tools=TOOLS, messages=messages)).status_code == 200
-        assert "<|channel|>analysis<|message|>Look.<|end|>" in server.prompt()
 
 
 def test_a_forged_signature_yields_no_tokens() -> None:

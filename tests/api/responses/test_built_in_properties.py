@@ -13,10 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chorale.harmony.vocab import CALL
-from tests.api.chat.test_built_in_tools import CHAT, NESTED, USER, streamed, without_id
+from tests.api.chat.test_built_in_tools import CHAT, NESTED, USER
 from tests.support.engine.scripted_client import Script
+from tests.support.faces import joined, pieces
 from tests.support.responses import TOOL, fold_events, without_ids
+from tests.support.scripted import events_of, fold_chat
 from tests.support.scripted_tools import ScriptedService, plain, tools_served
+from tests.support.server import Server
 from tests.support.sse import parse_sse
 from tests.turns.tools.test_loop import CODE, MCP, WEB, failing, ids
 
@@ -83,6 +86,22 @@ def test_streams_fold_to_bodies(rounds: list[list[int]], step: int, fails: bool)
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
+async def streamed(server: Server, **fields: Any) -> dict[str, Any]:
+    """Returns the message that the stream's deltas add up to."""
+    answer = await server.http.post(CHAT, json={"messages": USER, "stream": True, **fields})
+    chunks = events_of(answer)
+    calls = [
+        {key: value for key, value in call.items() if key != "index"}
+        for call in joined(pieces(chunks, "builtin_tool_calls"))
+    ]
+    annotations = pieces(chunks, "annotations")
+    return {**fold_chat(chunks)[0], "annotations": annotations, "builtin_tool_calls": calls}
+
+
+def without_id(call: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in call.items() if key != "id"}
+
+
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(turns(), st.sampled_from([1, 3, 64]))
 def test_chat_streams_fold_to_bodies(rounds: list[list[int]], step: int) -> None:
@@ -93,11 +112,11 @@ def test_chat_streams_fold_to_bodies(rounds: list[list[int]], step: int) -> None
             assert status == 200
             message = body["choices"][0]["message"]
         async with tools_served(*scripts(rounds, step)) as server:
-            pieces = await streamed(server, tools=tools)
-        assert (message["content"] or "") == (pieces.get("content") or "")
-        assert (message["reasoning"] or "") == (pieces.get("reasoning") or "")
-        assert message["annotations"] == pieces.get("annotations", [])
-        calls, same = message.get("builtin_tool_calls", []), pieces.get("builtin_tool_calls", [])
+            found = await streamed(server, tools=tools)
+        assert (message["content"] or "") == (found.get("content") or "")
+        assert (message["reasoning"] or "") == (found.get("reasoning") or "")
+        assert message["annotations"] == found.get("annotations", [])
+        calls, same = message.get("builtin_tool_calls", []), found.get("builtin_tool_calls", [])
         assert [without_id(call) for call in calls] == [without_id(call) for call in same]
 
     asyncio.run(asyncio.wait_for(main(), 30))
