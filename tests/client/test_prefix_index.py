@@ -101,30 +101,29 @@ def test_random_prompts_have_whole_hits_and_hits_shortened_by_the_window() -> No
     assert cut > 5
 
 
-def test_hashing_stops_at_the_first_batch_that_no_index_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, int]]:
+    """The root and the number of blocks of each batch that is hashed."""
+    found: list[tuple[bytes, int]] = []
 
     def counted(hashes: list[bytes], root: bytes, tokens: bytes, block_bytes: int) -> None:
-        sizes.append(len(tokens) // block_bytes)
+        found.append((root, len(tokens) // block_bytes))
         extend_chain(hashes, root, tokens, block_bytes)
 
     monkeypatch.setattr("chorale.client.routing.prefix_index.extend_chain", counted)
+    return found
+
+
+def test_hashing_stops_at_the_first_batch_that_no_index_has(hashed: list[tuple[bytes, int]]) -> None:
     index = index_of(HybridCache(60, BLOCK, WINDOW))
     assert search(asked([1] * 100_000), [index, index]) == [0, 0]
-    assert sum(sizes) == 4
+    assert sum(blocks for _, blocks in hashed) == 4
 
 
-def test_indexes_with_equal_secrets_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[bytes] = []
-
-    def counted(hashes: list[bytes], root: bytes, tokens: bytes, block_bytes: int) -> None:
-        calls.append(root)
-        extend_chain(hashes, root, tokens, block_bytes)
-
-    monkeypatch.setattr("chorale.client.routing.prefix_index.extend_chain", counted)
+def test_indexes_with_equal_secrets_are_hashed_once(hashed: list[tuple[bytes, int]]) -> None:
     cache = HybridCache(60, BLOCK, WINDOW)
     search(asked([1] * 9), [index_of(cache), index_of(cache), index_of(cache, b"other")])
-    assert calls == [salted_root(SECRET, ""), salted_root(b"other", "")]
+    assert [root for root, _ in hashed] == [salted_root(SECRET, ""), salted_root(b"other", "")]
 
 
 def test_other_salts_and_prompt_logprobs_have_no_hit() -> None:

@@ -14,10 +14,10 @@ from openai.types import Batch, FileObject
 from pydantic import TypeAdapter
 
 from chorale.config.engine import hash_key
-from tests.support.engine.scripted_client import Script, ScriptedClient
+from tests.support.engine.scripted_client import HELLO, Script, ScriptedClient
+from tests.support.scripted import scripted
 from tests.support.server import VOCAB, Server, served
 
-ANSWER = (200005, 17196, 200008, 13225, 200002)  # "Hello"
 STRICT_BATCH = TypeAdapter(Batch)
 CHAT = "/v1/chat/completions"
 
@@ -29,7 +29,6 @@ def line(number: int, url: str = CHAT, **body: Any) -> bytes:
 
 def batched(folder: Path, client: Any = None, **options: Any) -> AbstractAsyncContextManager[Server]:
     """Starts a server that keeps files in ``folder``."""
-    client = client or ScriptedClient(lambda request, index: Script(ANSWER))
     return served(client, response_store=str(folder / "store.sqlite3"), **options)
 
 
@@ -141,7 +140,7 @@ async def test_an_invalid_input_file_fails_with_the_line_number(
 async def test_a_cancelled_batch_has_answers_and_errors_for_all_lines(tmp_path: Path) -> None:
     def script(request: Any, index: int) -> Script:
         number = int(VOCAB.decode(request.prompt_token_ids).split("number ")[1].split("<")[0])
-        return Script(ANSWER, hang=number >= 5)
+        return Script(HELLO, hang=number >= 5)
 
     async with batched(tmp_path, ScriptedClient(script)) as server:
         batch = await created(server, *map(line, range(12)))
@@ -168,7 +167,7 @@ async def test_a_cancelled_batch_has_answers_and_errors_for_all_lines(tmp_path: 
 
 async def test_a_draining_server_leaves_its_batch_to_the_next_server(tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
-    slow = ScriptedClient(lambda request, index: Script(ANSWER, delay=0.02))
+    slow = scripted(delay=0.02)
     async with batched(tmp_path, slow, batch_max_concurrency=4) as server:
         batch = await created(server, *map(line, range(40)))
         runner = server.runner
@@ -192,7 +191,7 @@ async def test_a_draining_server_leaves_its_batch_to_the_next_server(tmp_path: P
 
 
 async def test_an_expired_batch_lists_its_unanswered_lines(tmp_path: Path) -> None:
-    async with batched(tmp_path, ScriptedClient(lambda request, index: Script(ANSWER, hang=True))) as server:
+    async with batched(tmp_path, scripted(hang=True)) as server:
         batch = await created(server, *map(line, range(4)))
         while not server.client.requests:
             await asyncio.sleep(0.01)
@@ -266,7 +265,7 @@ async def test_deleting_a_file_deletes_its_content(tmp_path: Path) -> None:
 
 
 async def test_the_input_of_a_running_batch_cannot_be_deleted(tmp_path: Path) -> None:
-    async with batched(tmp_path, ScriptedClient(lambda request, index: Script(ANSWER, hang=True))) as server:
+    async with batched(tmp_path, scripted(hang=True)) as server:
         batch = await created(server, line(1))
         with pytest.raises(openai.ConflictError) as caught:
             await server.sdk.files.delete(batch.input_file_id)

@@ -10,8 +10,7 @@ import pytest
 
 from chorale.api.files.endpoint import MAX_UPLOADS
 from chorale.config.engine import hash_key
-from tests.api.batches.test_flow import ANSWER, batched, created, ended, line, records, upload
-from tests.support.engine.scripted_client import Script, ScriptedClient
+from tests.api.batches.test_flow import batched, created, ended, line, records, upload
 from tests.support.server import Server, served
 
 HEAD = {"content-type": "multipart/form-data; boundary=cut"}
@@ -132,13 +131,12 @@ async def test_file_names_are_never_used_as_paths(tmp_path: Path, given: str, sh
 
 
 async def test_files_on_postgresql_need_batch_storage(database: str, tmp_path: Path) -> None:
-    client = ScriptedClient(lambda request, index: Script(ANSWER))
-    async with served(client, response_store=database) as server:
+    async with served(response_store=database) as server:
         for method, path in (("POST", "/v1/files"), ("GET", "/v1/files"), ("GET", "/v1/batches")):
             answer = await server.http.request(method, path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "files_disabled")
             assert "--batch-storage" in answer.json()["error"]["message"]
-    async with served(client, response_store=database, batch_storage=str(tmp_path)) as server:
+    async with served(response_store=database, batch_storage=str(tmp_path)) as server:
         batch = await ended(server, await created(server, line(1)))
         assert (batch.status, len(await records(server, batch.output_file_id))) == ("completed", 1)
 

@@ -12,8 +12,7 @@ import pytest
 from chorale.api.app import all_routes
 from chorale.api.http.auth import cache_salt
 from chorale.config.engine import hash_key, owner_name
-from chorale.engine.types import NOBODY, GenerateRequest, Owner
-from tests.support.engine.scripted_client import Script, ScriptedClient
+from chorale.engine.types import NOBODY, Owner
 from tests.support.local_client import on_fake_device
 from tests.support.server import served
 
@@ -25,10 +24,6 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": LONG, "max_output_tokens": 2, "store": False},
     "/v1/messages": {"model": "demo", "messages": [{"role": "user", "content": LONG}], "max_tokens": 2},
 }
-
-
-def answer_all(request: GenerateRequest, index: int) -> Script:
-    return Script((200005, 17196, 200008, 13225, 200002))
 
 
 def cached(body: dict[str, Any]) -> int:
@@ -65,9 +60,7 @@ async def test_the_engine_receives_the_owner_of_each_request(path: str, tmp_path
     one, two = (owner_name(hash_key(key)) for key in ("one", "two"))
     keys = [hash_key(key) for key in ("one", "two")]
     store = str(tmp_path / "store.sqlite3")
-    async with served(
-        ScriptedClient(answer_all), keys=keys, key_weights={one: 2.5}, response_store=store
-    ) as server:
+    async with served(keys=keys, key_weights={one: 2.5}, response_store=store) as server:
         for key in ("one", "two"):
             headers = {"authorization": f"Bearer {key}"}
             sdk = server.sdk.with_options(api_key=key)
@@ -92,7 +85,7 @@ async def test_the_engine_receives_the_owner_of_each_request(path: str, tmp_path
 
 
 async def test_a_server_without_keys_has_one_owner() -> None:
-    async with served(ScriptedClient(answer_all)) as server:
+    async with served() as server:
         await server.complete()
         assert server.client.requests[0].owner == NOBODY
 
@@ -109,7 +102,7 @@ async def test_stored_objects_are_hidden_from_other_keys() -> None:
     mine, theirs = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
     item = {"type": "message", "role": "user", "content": "secret"}
     keys = [hash_key(key) for key in ("one", "two")]
-    async with served(ScriptedClient(answer_all), keys=keys) as server:
+    async with served(keys=keys) as server:
 
         async def made(path: str, **body: Any) -> str:
             found: str = (await server.http.post(path, json=body, headers=mine)).json()["id"]

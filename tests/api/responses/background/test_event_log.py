@@ -15,6 +15,7 @@ import pytest
 from chorale.api.http.sse import frame
 from chorale.api.responses.background.follow import follow
 from chorale.api.responses.background.recovery import recovery
+from chorale.api.responses.background.resume import Resumer
 from chorale.api.responses.event_log import (
     _CLASSES,
     LogEvent,
@@ -26,6 +27,7 @@ from chorale.api.responses.event_log import (
 )
 from chorale.api.responses.items.objects import ResponseBuilder
 from chorale.api.responses.translate import RenderOptions, Translator
+from chorale.config.engine import ServerConfig
 from chorale.engine.types import TokenLogprobs
 from chorale.store.store import SqliteStore
 from chorale.tools import contract as tools
@@ -166,23 +168,16 @@ async def test_the_last_message_of_a_recovered_response_has_no_tokens_to_replay(
     """The tokens may extend past a stop string that ended the turn. The log does not record where."""
     async with serve(HELLO) as server:
         _, made = await server.post(input="x", background=True)
-        stored, log = await ended_log(server, made["id"])
+        await server.ended(made["id"])
+        stored, log = await whole_log(server, made["id"])
         assert [bool(item.token_ids) for item in stored.output] == [True, True]
         found, *_ = recovery(VOCAB)(replace(stored, output=()), [join(packed(log))], "failed")
         assert [bool(item.token_ids) for item in found.output] == [True, False]
         assert [item.item for item in found.output] == [item.item for item in stored.output]
 
 
-async def ended_log(server: Any, response_id: str) -> tuple[Any, list[LogEvent]]:
-    await server.ended(response_id)
-    return await whole_log(server, response_id)
-
-
 async def test_a_resumed_response_keeps_the_fields_of_its_creation(tmp_path: Path) -> None:
     """Another server may have other defaults; the fields that the client has seen must not change."""
-    from chorale.api.responses.background.resume import Resumer
-    from chorale.config.engine import ServerConfig
-
     path = str(tmp_path / "r.sqlite3")
     store = SqliteStore(path)
     async with serve(Script([], hang=True), store=store) as server:

@@ -17,11 +17,12 @@ from chorale.api.responses.background.follow import follow
 from chorale.api.responses.background.resume import Resumer
 from chorale.api.responses.request import packed_request
 from chorale.api.responses.translate import RenderOptions
+from chorale.config.engine import ServerConfig
 from chorale.jobs.background import Background
 from chorale.store.background import MAX_ATTEMPTS
 from chorale.store.jobs import WAITING
 from chorale.store.protocol import RESTARTED
-from chorale.store.store import ResponseStore, SqliteStore
+from chorale.store.store import ResponseStore, SqliteStore, open_store
 from tests.api.responses.background.test_background import resume
 from tests.store.test_store import kept
 from tests.support.engine.scripted_client import Script, ids
@@ -227,11 +228,7 @@ def test_requests_with_secrets_are_not_stored() -> None:
 
 
 async def test_one_server_claims_a_waiting_response_on_postgresql(database: str) -> None:
-    from chorale.store.access import Access, Bounds
-    from chorale.store.database.postgres import connect
-    from chorale.store.store import ResponseStore
-
-    store = ResponseStore(Access(lambda first: connect(database, first), Bounds()))
+    store = open_store(ServerConfig(response_store=database))
     async with serving(store, HANGS, watched=False) as server:
         _, made = await server.post(input="go", background=True)
         await store.jobs.expire(server.app.state.background.leases.server_id, None)
