@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Route
 
 from chorale.api.app import all_routes
 from chorale.api.http.anthropic_errors import PATHS as MESSAGES_PATHS
@@ -18,18 +18,12 @@ from chorale.api.openapi import describe
 from chorale.api.operations import OPERATIONS
 from chorale.client.base import EngineStatus
 from chorale.config.engine import hash_key
-from tests.support.raw_http import Answer, Probe, call, exchange
+from tests.support.raw_http import Answer, Probe, call, exchange, handshake
 from tests.support.scripted import scripted
 from tests.support.server import Server, make_state
 from tests.support.server import served_on_port as served
 
 KEY = "sk-canary-7f3a9"
-WEBSOCKET = {
-    "connection": "upgrade",
-    "upgrade": "websocket",
-    "sec-websocket-version": "13",
-    "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
-}
 
 
 def probed() -> AbstractAsyncContextManager[Server]:
@@ -44,22 +38,21 @@ def concrete(path: str) -> str:
     return path.replace("{model:path}", "demo").replace("{", "").replace("}", "").replace(":path", "")
 
 
-async def asked(port: int, method: str, path: str, headers: dict[str, str]) -> Answer:
-    """Returns the answer to ``{}``, or to a WebSocket handshake, which has no body."""
-    if "upgrade" not in headers:
+async def asked(port: int, method: str | None, path: str, headers: dict[str, str]) -> Answer:
+    """Returns the answer to ``{}``, or without a method to a WebSocket's handshake."""
+    if method is not None:
         return await call(port, method, path, {}, headers)
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return await exchange(port, f"GET {path} HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n".encode())
+    return await exchange(port, handshake(lines.encode(), path.encode()))
 
 
 async def test_every_route_except_the_open_paths_needs_a_key() -> None:
     async with served(keys=(hash_key("other"), hash_key(KEY))) as server:
         for route in all_routes(server.state):
-            methods = getattr(route, "methods", None) or {"GET"}
-            method = next(name for name in ("POST", "GET", "DELETE") if name in methods)
-            upgrade = WEBSOCKET if isinstance(route, WebSocketRoute) else {}
+            methods = getattr(route, "methods", ())  # a WebSocket has none
+            method = next((name for name in ("POST", "GET", "DELETE") if name in methods), None)
             for headers in ({}, {"authorization": f"Bearer {KEY}x"}, {"x-api-key": f"{KEY}x"}):
-                answer = await asked(server.port, method, concrete(route.path), headers | upgrade)
+                answer = await asked(server.port, method, concrete(route.path), headers)
                 if route.path in OPEN_PATHS:
                     assert answer.status == (404 if "{" in route.path else 200), route.path
                 else:
@@ -70,10 +63,10 @@ async def test_every_route_except_the_open_paths_needs_a_key() -> None:
                         assert answer.code == "invalid_api_key", route.path
                     assert answer.headers["www-authenticate"] == "Bearer"
             key = {"authorization": f"Bearer {KEY}"}
-            allowed = await asked(server.port, method, concrete(route.path), key | upgrade)
+            allowed = await asked(server.port, method, concrete(route.path), key)
             assert allowed.status != 401, route.path
             key = {"x-api-key": KEY}  # Anthropic's way
-            assert (await call(server.port, method, concrete(route.path), {}, key)).status != 401
+            assert (await asked(server.port, method, concrete(route.path), key)).status != 401
 
 
 X, BEARER = f"x-api-key: {KEY}\r\n", f"authorization: Bearer {KEY}\r\n"

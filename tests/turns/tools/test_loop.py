@@ -17,6 +17,7 @@ from chorale.tools.contract import CodeOutput, Progress, ToolCall, ToolResult
 from chorale.turns.choice.runaway import MAX_SAME_RESULTS
 from chorale.turns.choice.tool_use import MAX_UNKNOWN
 from tests.support.engine.scripted_client import Script, ids
+from tests.support.event_loop import until
 from tests.support.responses import TOOL
 from tests.support.scripted_tools import (
     Runner,
@@ -317,12 +318,8 @@ async def test_a_client_that_leaves_ends_its_tool() -> None:
             await started.wait()
             request.cancel()
             await asyncio.gather(request, return_exceptions=True)
-            for _ in range(100):
-                if server.tools.boxes[-1].closed:
-                    break
-                await asyncio.sleep(0.02)
+            await until(lambda: server.tools.boxes[-1].closed)
             assert server.tools.boxes[-1].aborted == ["python"]
-            assert server.tools.boxes[-1].closed
 
 
 async def test_choices_run_their_tools_side_by_side() -> None:
