@@ -16,7 +16,6 @@ from chorale.api.completions import request as text_request
 from chorale.api.completions.request import CompletionRequest
 from chorale.config.options.vllm_flags import read_names
 from chorale.engine.types import SamplingSpec
-from tests.support.event_loop import run
 from tests.support.scripted import FINAL, ids, playing
 from tests.support.server import served
 
@@ -47,23 +46,11 @@ def test_the_tables_do_not_overlap(module: Any) -> None:
     assert len(names) == len(set(names))
 
 
-def ask(**fields: Any) -> tuple[int, Any, SamplingSpec | None]:
-    async def main() -> tuple[int, Any, SamplingSpec | None]:
-        async with served(playing(FINAL + "ok<|return|>"), unknown_fields="refuse") as server:
-            response = await server.chat(**fields)
-            sent = server.client.requests
-            return response.status_code, response.json(), sent[-1].sampling if sent else None
-
-    result: tuple[int, Any, SamplingSpec | None] = run(main())
-    return result
-
-
-def refused(**fields: Any) -> dict[str, Any]:
-    status, body, sampling = ask(**fields)
-    assert status == 400, body
-    assert sampling is None, "refused requests never reach the engine"
-    found: dict[str, Any] = body["error"]
-    return found
+async def ask(**fields: Any) -> tuple[int, Any, SamplingSpec | None]:
+    async with served(playing(FINAL + "ok<|return|>"), unknown_fields="refuse") as server:
+        response = await server.chat(**fields)
+        sent = server.client.requests
+        return response.status_code, response.json(), sent[-1].sampling if sent else None
 
 
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -132,28 +119,25 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "code"), REFUSED, ids=[f"{p}-{c}" for _, p, c in REFUSED])
-def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str) -> None:
-    if code == "model_not_found":
-        status, body, _ = ask(**fields)
-        assert status == 404
-        error = body["error"]
-    else:
-        error = refused(**fields)
-    assert (error["param"], error["code"]) == (param, code)
+async def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str) -> None:
+    status, body, sampling = await ask(**fields)
+    assert status == (404 if code == "model_not_found" else 400), body
+    assert (body["error"]["param"], body["error"]["code"]) == (param, code)
+    assert sampling is None, "refused requests never reach the engine"
 
 
-def test_nulls_and_neutral_values_are_accepted() -> None:
+async def test_nulls_and_neutral_values_are_accepted() -> None:
     nulls = dict.fromkeys([*ChatRequest.model_fields, *chat_request.REFUSED, *chat_request.HARMLESS])
     del nulls["messages"]
-    assert ask(**nulls)[0] == 200
-    assert ask(echo=False, structured_outputs={}, guided_json=None, best_of=1, tools=[])[0] == 200
+    assert (await ask(**nulls))[0] == 200
+    assert (await ask(echo=False, structured_outputs={}, guided_json=None, best_of=1, tools=[]))[0] == 200
     harmless: dict[str, Any] = dict.fromkeys(chat_request.HARMLESS, "x")
-    assert ask(**harmless)[0] == 200
+    assert (await ask(**harmless))[0] == 200
 
 
-def test_some_sampling_fields_reach_the_engine_in_another_form() -> None:
+async def test_some_sampling_fields_reach_the_engine_in_another_form() -> None:
     """``tests/test_sampling_fields.py`` tests that each arrives."""
-    status, body, sampling = ask(
+    status, body, sampling = await ask(
         top_k=-1,
         allowed_token_ids=[5, 6, 5],
         bad_words=["no"],

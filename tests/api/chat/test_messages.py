@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.event_loop import run
 from tests.support.scripted import FINAL, ids, playing
-from tests.support.server import served
+from tests.support.server import Server, served, with_server
 
 DATE = "2025-06-28"
 TOOL = {
@@ -25,14 +24,13 @@ def answer(
     messages: list[dict[str, Any]], system_instructions: bool = False, **fields: Any
 ) -> tuple[int, Any, str]:
     """Returns (status, body, prompt text) of one request."""
+
+    async def main(server: Server) -> tuple[int, Any, str]:
+        response = await server.http.post("/v1/chat/completions", json={"messages": messages, **fields})
+        return response.status_code, response.json(), server.prompt() if server.client.requests else ""
+
     config = {"system_start_date": DATE, "system_instructions": system_instructions}
-
-    async def main() -> tuple[int, Any, str]:
-        async with served(playing(FINAL + "ok<|return|>"), **config) as server:
-            response = await server.http.post("/v1/chat/completions", json={"messages": messages, **fields})
-            return response.status_code, response.json(), server.prompt() if server.client.requests else ""
-
-    result: tuple[int, Any, str] = run(main())
+    result: tuple[int, Any, str] = with_server(playing(FINAL + "ok<|return|>"), main, **config)
     return result
 
 

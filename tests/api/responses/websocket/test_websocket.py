@@ -35,6 +35,7 @@ from tests.support.responses import ANSWER, CALL, HELLO, TOOL
 from tests.support.scripted import playing
 from tests.support.server import Server, listening, make_state
 from tests.support.server import served as started
+from tests.support.sse import parse_sse
 
 RUN = uvloop.run
 ENDS = ("response.completed", "response.failed", "response.incomplete", "error")
@@ -90,11 +91,7 @@ async def test_the_events_equal_those_of_the_sse_stream(text: str, dialect: str)
         header = {"x-responses-dialect": dialect}
         body = {"input": "Hi", "tools": [TOOL], "model": "demo", "store": False}
         sse = await call(server.port, "POST", "/v1/responses", body | {"stream": True}, header)
-        expected = [
-            json.loads(frame.partition(b"\ndata: ")[2])
-            for frame in sse.body.split(b"\n\n")
-            if b"\ndata: " in frame
-        ]
+        expected = parse_sse(sse.body)
         async with opened(server, additional_headers=header) as connection:
             await send(connection, **body)
             found = []
