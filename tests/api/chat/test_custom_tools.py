@@ -9,7 +9,7 @@ from openai.types.chat import ChatCompletion
 
 from tests.api.chat.test_http import both
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, playing
-from tests.support.server import Server, served, with_server
+from tests.support.server import served
 
 TEXT: dict[str, Any] = {"type": "custom", "custom": {"name": "note", "description": "Writes a note."}}
 SQL: dict[str, Any] = {
@@ -41,15 +41,13 @@ async def test_a_custom_call_is_equal_in_body_and_stream() -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_an_empty_custom_input_stays_empty() -> None:
+async def test_an_empty_custom_input_stays_empty() -> None:
     """Empty arguments of a function become an empty object."""
     empty = "<|channel|>commentary to=functions.{}<|message|><|call|><|start|>assistant"
     script = (empty.format("sql") + empty.format("f")).removesuffix("<|start|>assistant")
-
-    async def one(server: Server) -> Any:
-        return (await server.chat(tools=[SQL, FUNCTION])).json()
-
-    custom, function = with_server(playing(script), one)["choices"][0]["message"]["tool_calls"]
+    async with served(playing(script)) as server:
+        body = (await server.chat(tools=[SQL, FUNCTION])).json()
+    custom, function = body["choices"][0]["message"]["tool_calls"]
     assert (custom["custom"]["input"], function["function"]["arguments"]) == ("", "{}")
 
 

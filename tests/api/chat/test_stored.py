@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import openai
 import pytest
 
 from chorale.errors import EngineDeadError
-from tests.support.engine.scripted_client import ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, events_of, playing
-from tests.support.server import Server
-from tests.support.server import served as started
+from tests.support.server import served
 
 ANSWER = ANALYSIS + "T." + NEXT + FINAL + "Hello.<|return|>"
 PATH = "/v1/chat/completions"
 
 
-def served(client: ScriptedClient | None = None, **config: Any) -> AbstractAsyncContextManager[Server]:
-    return started(client or playing(ANSWER), **config)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_stored_completion_equals_the_sent_one(stream: bool) -> None:
-    async with served() as server:
+    async with served(playing(ANSWER)) as server:
         response = await server.chat(store=True, metadata={"a": "b"}, stream=stream, n=2, temperature=0.5)
         sent = events_of(response)[0] if stream else response.json()
         kept = (await server.http.get(f"{PATH}/{sent['id']}")).json()
@@ -37,7 +30,7 @@ async def test_the_stored_completion_equals_the_sent_one(stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nothing_is_stored_without_store(stream: bool) -> None:
-    async with served() as server:
+    async with served(playing(ANSWER)) as server:
         response = await server.chat(stream=stream)
         sent = events_of(response)[0] if stream else response.json()
         missing = await server.http.get(f"{PATH}/{sent['id']}")
@@ -52,7 +45,7 @@ async def test_a_failed_stream_is_not_stored() -> None:
 
 
 async def test_the_sdk_reads_lists_changes_and_deletes() -> None:
-    async with served() as server:
+    async with served(playing(ANSWER)) as server:
         chat = server.sdk.chat.completions
         parts: Any = [{"type": "text", "text": "two"}]
         messages: Any = [{"role": "system", "content": "one"}, {"role": "user", "content": parts}]
@@ -96,7 +89,7 @@ async def test_the_sdk_reads_lists_changes_and_deletes() -> None:
     ],
 )
 async def test_errors_name_the_query_parameter(query: str, param: str) -> None:
-    async with served(unknown_fields="refuse") as server:
+    async with served(playing(ANSWER), unknown_fields="refuse") as server:
         response = await server.http.get(PATH + query)
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
@@ -104,7 +97,7 @@ async def test_errors_name_the_query_parameter(query: str, param: str) -> None:
 @pytest.mark.parametrize("way", ["get", "delete", "post", "messages"])
 @pytest.mark.parametrize("completion_id", ["chatcmpl-" + "0" * 32, "x", "resp_" + "0" * 32])
 async def test_unknown_ids_are_404(way: str, completion_id: str) -> None:
-    async with served() as server:
+    async with served(playing(ANSWER)) as server:
         path = f"{PATH}/{completion_id}"
         if way == "post":
             response = await server.http.post(path, json={"metadata": {}})
@@ -117,7 +110,7 @@ async def test_unknown_ids_are_404(way: str, completion_id: str) -> None:
 
 @pytest.mark.parametrize("metadata", [None, "x", {"a": 5}, {"k" * 65: "v"}, {str(i): "" for i in range(17)}])
 async def test_invalid_metadata_is_refused(metadata: Any) -> None:
-    async with served() as server:
+    async with served(playing(ANSWER)) as server:
         made = (await server.chat(store=True)).json()
         response = await server.http.post(f"{PATH}/{made['id']}", json={"metadata": metadata})
         assert response.status_code == 400

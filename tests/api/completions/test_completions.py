@@ -75,12 +75,10 @@ def test_special_tokens_can_be_kept() -> None:
     assert body["choices"][0]["text"] == RAW
 
 
-def test_text_prompts_may_contain_special_tokens() -> None:
-    async def main(server: Server) -> list[int]:
+async def test_text_prompts_may_contain_special_tokens() -> None:
+    async with served(playing(RAW)) as server:
         await server.complete("<|start|>user<|message|>hi<|end|><|start|>assistant")
-        return server.client.requests[-1].prompt_token_ids
-
-    assert with_server(playing(RAW), main) == [200006, 1428, 200008, 3686, 200007, 200006, 173781]
+        assert server.prompt_ids() == [200006, 1428, 200008, 3686, 200007, 200006, 173781]
 
 
 @pytest.mark.parametrize(

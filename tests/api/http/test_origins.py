@@ -13,10 +13,6 @@ from tests.support.server import Server
 from tests.support.server import served_on_port as served
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
-FORM = (
-    b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
-    b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n--b--\r\n'
-)
 FOREIGN: list[dict[str, str]] = [
     {"origin": "http://evil.example"},
     {"origin": "http://localhost.evil.example"},
@@ -52,16 +48,6 @@ def every_route(server: Server) -> list[tuple[str, str]]:
     routes: list[Any] = all_routes(server.state)
     found = [(route.path, method) for route in routes for method in getattr(route, "methods", None) or ()]
     return [(path.replace("{", "").replace("}", "").replace(":path", ""), method) for path, method in found]
-
-
-@pytest.mark.parametrize("headers", FOREIGN, ids=str)
-async def test_pages_of_other_sites_cannot_upload_files(headers: dict[str, str], tmp_path: Any) -> None:
-    async with served(response_store=f"{tmp_path}/store.db") as server:
-        form = {"content-type": "multipart/form-data; boundary=b"}
-        answer = await call(server.port, "POST", "/v1/files", None, form | headers, FORM)
-        assert (answer.status, answer.code) == (403, "origin_not_allowed")
-        assert (await call(server.port, "GET", "/v1/files")).json["data"] == []
-        assert (await call(server.port, "POST", "/v1/files", None, form, FORM)).status == 200
 
 
 @pytest.mark.parametrize("headers", OWN, ids=str)

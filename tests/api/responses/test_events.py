@@ -20,13 +20,6 @@ async def test_a_call_streams_its_arguments() -> None:
         assert len(deltas) > 1
 
 
-async def test_a_call_without_arguments_still_has_its_events() -> None:
-    text = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|><|call|>"
-    async with serve(text) as server:
-        body = fold_events(await server.events(input="weather?", tools=[TOOL]))
-        assert body["output"][0]["arguments"] == "{}"
-
-
 async def test_an_engine_that_dies_ends_the_stream() -> None:
     dead = EngineDeadError("the engine was restarted", retry_after=1)
     script = Script(ids(HELLO)[:7], error=dead)
