@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
 
 from chorale.api.responses.background.recovery import recovery
 from chorale.api.responses.event_log import join, pack, read_chunk
@@ -18,46 +16,32 @@ from chorale.errors import ChoraleError, ContextLengthError, EngineDeadError, En
 from chorale.store.protocol import RESTARTED
 from chorale.turns.events import ItemDelta
 from tests.support.engine.scripted_client import Script
-from tests.support.responses import TOOL, VOCAB
+from tests.support.responses import STRICT_EVENT, TOOL, VOCAB, fold_events
+from tests.support.scripted import call
 from tests.support.scripted_tools import tools_served
+from tests.support.server import STRICT_RESPONSE
 from tests.support.sse import parse_sse
 from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, ids
 
-EVENT = TypeAdapter[Any](ResponseStreamEvent)
+CALL = "<|call|>"
 PATCH: dict[str, Any] = {"type": "apply_patch"}
 SHELL: dict[str, Any] = {"type": "shell", "environment": {"type": "local"}}
 LOCAL: dict[str, Any] = {"type": "local_shell"}
 NOTE: dict[str, Any] = {"type": "custom", "name": "note"}
 
 
-def calls(name: str, arguments: str) -> str:
-    return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
-
-
 LAST_ITEMS = {
     "message": FINAL,
-    "function_call": calls("get_weather", '{"city":"Paris"}'),
-    "custom_tool_call": calls("note", '{"input":"a b c"}'),
-    "apply_patch_call": calls("apply_patch", '{"type":"delete_file","path":"a.txt"}'),
-    "shell_call": calls("shell", '{"commands":["ls -l","pwd"]}'),
-    "local_shell_call": calls("local_shell", '{"command":["ls"]}'),
+    "function_call": call("get_weather", '{"city":"Paris"}') + CALL,
+    "custom_tool_call": call("note", '{"input":"a b c"}') + CALL,
+    "apply_patch_call": call("apply_patch", '{"type":"delete_file","path":"a.txt"}') + CALL,
+    "shell_call": call("shell", '{"commands":["ls -l","pwd"]}') + CALL,
+    "local_shell_call": call("local_shell", '{"command":["ls"]}') + CALL,
     "web_search_call": SEARCH,
     "code_interpreter_call": PYTHON,
     "mcp_call": ECHO,
 }
 TOOLS = [WEB, CODE, MCP, TOOL, PATCH, SHELL, LOCAL, NOTE]
-
-
-def check_body(body: dict[str, Any]) -> None:
-    Response.model_validate_json(json.dumps(body), strict=True)
-
-
-def check_events(events: list[dict[str, Any]]) -> dict[str, Any]:
-    for event in events:
-        EVENT.validate_json(json.dumps(event), strict=True)
-    body: dict[str, Any] = events[-1]["response"]
-    check_body(body)
-    return body
 
 
 @pytest.mark.parametrize("kind", LAST_ITEMS)
@@ -66,7 +50,7 @@ async def test_an_engine_that_dies_within_an_item_fails_the_response(kind: str) 
     cuts = [Script(script[:end], error=EngineDeadError("gone")) for end in range(1, len(script), 7)]
     async with tools_served(*cuts) as server:
         for _ in cuts:
-            body = check_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
+            body = fold_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
             assert body["status"] == "failed"
             assert body["error"] == {"code": "server_error", "message": "gone"}
 
@@ -77,10 +61,10 @@ async def test_a_token_limit_within_an_item_makes_the_response_incomplete(kind: 
     cuts = [Script(script[:end], finish_reason="length") for end in range(1, len(script), 7)]
     async with tools_served(*(cut for cut in cuts for _ in ("stream", "body"))) as server:
         for _ in cuts:
-            body = check_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
+            body = fold_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
             assert body["status"] == "incomplete"
             assert body["incomplete_details"] == {"reason": "max_output_tokens"}
-            check_body(await server.respond(input="x", tools=TOOLS))
+            STRICT_RESPONSE.validate_python(await server.respond(input="x", tools=TOOLS), strict=True)
 
 
 @pytest.mark.parametrize("kind", LAST_ITEMS)
@@ -103,8 +87,9 @@ async def test_a_response_recovered_within_an_item_is_valid(kind: str) -> None:
         translator = Translator(ResponseBuilder.of_stored(failed, VOCAB))
         frames = translator.start() + translator.feed(log[:end] + read_chunk(closing))
         frames += translator.finish(failed.to_object())
-        body = check_events([json.loads(data) for _, data in frames])
-        assert body["error"] == RESTARTED
+        for _, data in frames:
+            STRICT_EVENT.validate_json(data, strict=True)
+        assert json.loads(frames[-1][1])["response"]["error"] == RESTARTED
 
 
 @pytest.mark.parametrize(
@@ -119,6 +104,6 @@ async def test_a_response_recovered_within_an_item_is_valid(kind: str) -> None:
 async def test_each_error_has_a_listed_code_and_its_own_message(error: ChoraleError, code: str) -> None:
     async with tools_served(Script(ids(THINK), error=error)) as server:
         events = parse_sse(await server.stream(input="x"))
-        body = check_events(events)
+        body = fold_events(events)
         assert body["error"] == {"code": code, "message": error.message}
         assert events[-2]["code"] == error.code, "codes of the error event are not limited to a list"
