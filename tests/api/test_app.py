@@ -18,6 +18,7 @@ from chorale.api.openapi import describe
 from chorale.api.operations import OPERATIONS
 from chorale.client.base import EngineStatus
 from chorale.config.engine import hash_key
+from chorale.version import __version__
 from tests.support.raw_http import Answer, Probe, call, exchange, handshake
 from tests.support.scripted import scripted
 from tests.support.server import Server, make_state
@@ -267,8 +268,6 @@ async def test_requests_are_503_while_the_engine_loads(caplog: pytest.LogCapture
 
 async def test_version_and_load_are_served() -> None:
     async with served() as server:
-        from chorale.version import __version__
-
         assert (await call(server.port, "GET", "/version")).json == {"version": __version__}
         assert (await call(server.port, "GET", "/load")).json == {"server_load": 0}
 

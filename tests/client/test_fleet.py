@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from chorale.client.base import EngineStatus
+from chorale.client.continuation import continued, without_repeated
 from chorale.client.fleet.fleet import FleetClient
 from chorale.client.fleet.members import Ticket
 from chorale.client.wire import curve
@@ -277,8 +278,6 @@ async def hears(beats: str, key: str) -> bool:
 
 
 def test_a_continuation_requests_only_the_tokens_that_are_left() -> None:
-    from chorale.client.continuation import continued
-
     sampling = SamplingSpec(
         n=2, seed=2**63 - 1, max_tokens=10, min_tokens=4, grammar="g", grammar_context=3, prompt_logprobs=1
     )
@@ -306,8 +305,6 @@ def test_a_continuation_requests_only_the_tokens_that_are_left() -> None:
 
 
 def test_repeated_tokens_must_be_the_delivered_ones() -> None:
-    from chorale.client.continuation import without_repeated
-
     chunk = TokenChunk("a", 0, [1, 2, 3])
     assert without_repeated(chunk, [1, 2]) == (TokenChunk("a", 0, [3]), [])
     assert without_repeated(chunk, [1, 2, 3, 4]) == (TokenChunk("a", 0, []), [4])

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import uvloop
 
+from chorale.api.http.responses import EventStream
 from chorale.errors import QueueFullError
+from chorale.serve.http import protocol
 from tests.support.raw_http import Probe, call, connect, exchange, read_answer
 from tests.support.server import Server, served
 
@@ -266,9 +268,6 @@ async def test_dripped_and_idle_bodies_are_408() -> None:
 
 
 async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    from chorale.api.http.responses import EventStream
-    from chorale.serve.http import protocol
-
     monkeypatch.setattr(protocol, "WRITE_TIMEOUT_SECONDS", 0.5)
     closed = asyncio.Event()
 

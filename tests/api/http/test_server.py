@@ -19,6 +19,7 @@ import uvicorn
 import websockets
 
 from chorale.api.app import create_app
+from chorale.api.http.responses import json_response
 from chorale.api.listening import bind_sockets
 from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
@@ -199,8 +200,6 @@ async def test_drain_lets_running_requests_finish() -> None:
     release = asyncio.Event()
 
     async def slow(request: object) -> object:
-        from chorale.api.http.responses import json_response
-
         await release.wait()
         return json_response("done")
 

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 
 from chorale.api.messages.request import HARMLESS, REFUSED, MessagesRequest
+from chorale.api.reasoning_tokens import read_reasoning, write_reasoning
 from chorale.errors import EngineDeadError
 from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.faces import fold_message
@@ -110,8 +111,6 @@ async def test_a_call_and_its_result_are_rendered_in_the_next_prompt(display: st
 
 
 def test_a_forged_signature_yields_no_tokens() -> None:
-    from chorale.api.reasoning_tokens import read_reasoning, write_reasoning
-
     assert read_reasoning(write_reasoning(ids("abc"))) == tuple(ids("abc"))
     for bad in (write_reasoning([200006]), write_reasoning([1 << 40]), "cho1.@@", "cho1.gA==", "other", ""):
         assert read_reasoning(bad) == ()

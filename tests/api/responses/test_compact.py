@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chorale.api import limits
 from chorale.api.reasoning_tokens import read_reasoning, write_reasoning
 from chorale.api.responses.items.encrypted_content import MAX_BYTES, seal, unseal
 from chorale.errors import RequestError
@@ -176,8 +177,6 @@ async def test_sealed_reasoning_is_replayed_with_the_same_tokens() -> None:
 
 
 async def test_the_sealed_reasoning_of_a_request_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    from chorale.api import limits
-
     monkeypatch.setitem(limits.SIZES, "thought_tokens", limits.Size(5, "ids", ""))
     async with serve(HELLO) as server:
         item = {"type": "reasoning", "summary": [], "encrypted_content": write_reasoning([1, 2, 3])}

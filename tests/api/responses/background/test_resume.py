@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -72,8 +73,6 @@ async def serving(
 
 
 def rows(path: Path) -> Iterator[tuple[Any, ...]]:
-    import sqlite3
-
     with contextlib.closing(sqlite3.connect(path)) as database:
         yield from database.execute("SELECT status, server_id, attempts, request IS NULL FROM responses")
 
