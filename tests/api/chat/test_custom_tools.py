@@ -54,8 +54,7 @@ async def test_an_empty_custom_input_stays_empty() -> None:
 async def test_function_and_custom_calls_share_one_numbering() -> None:
     script = call("f", "{}") + "<|call|><|start|>assistant" + NOTE
     async with served(playing(script)) as server:
-        tools = [FUNCTION, TEXT]
-        body, chunks = await both(server, tools=tools)
+        body, chunks = await both(server, tools=[FUNCTION, TEXT])
     assert [made["type"] for made in body["choices"][0]["message"]["tool_calls"]] == ["function", "custom"]
     heads = [p for c in chunks for p in c["choices"][0]["delta"].get("tool_calls", ()) if "id" in p]
     assert [(head["index"], head["type"]) for head in heads] == [(0, "function"), (1, "custom")]

@@ -78,8 +78,7 @@ def test_the_stream_has_openais_form() -> None:
 
 async def test_legacy_functions_answer_with_function_call() -> None:
     async with served(playing(CALLS)) as server:
-        functions = [{"name": "f"}]
-        body, chunks = await both(server, functions=functions)
+        body, chunks = await both(server, functions=[{"name": "f"}])
     assert body["choices"][0]["message"]["function_call"] == {"name": "f", "arguments": '{"a": 1}'}
     assert body["choices"][0]["finish_reason"] == "function_call"
     deltas = [c["choices"][0]["delta"].get("function_call") for c in chunks]
@@ -90,8 +89,7 @@ async def test_legacy_functions_answer_with_function_call() -> None:
 
 async def test_reasoning_can_be_hidden() -> None:
     async with served(playing(ANSWER)) as server:
-        hidden = {"include_reasoning": False}
-        body, chunks = await both(server, **hidden)
+        body, chunks = await both(server, include_reasoning=False)
     assert "reasoning" not in body["choices"][0]["message"]
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2
     assert fold_chat(chunks)[0]["reasoning"] == ""
@@ -120,11 +118,10 @@ async def test_the_operator_can_enable_usage_and_token_ids_for_all_requests() ->
         text = events_of(await server.complete(stream=True))
         scored = (await server.chat(logprobs=True)).json()
         declined = (await server.chat(logprobs=True, return_tokens_as_token_ids=False)).json()
-        chat, text, *bodies = chat, text, scored, declined
     for chunks in (chat, text):
         assert all(chunk["usage"]["prompt_tokens"] > 0 for chunk in chunks)
         assert chunks[-1]["choices"] == []
-    tokens = [body["choices"][0]["logprobs"]["content"][0]["token"] for body in bodies]
+    tokens = [body["choices"][0]["logprobs"]["content"][0]["token"] for body in (scored, declined)]
     assert tokens == [f"token_id:{ids('Hello')[0]}", "Hello"]
 
 
@@ -142,8 +139,7 @@ async def test_choices_are_interleaved_and_independent() -> None:
 
 async def test_logprobs_are_of_the_content_only() -> None:
     async with served(playing(ANSWER, with_logprobs=True)) as server:
-        asked = {"logprobs": True, "top_logprobs": 1}
-        body, chunks = await both(server, **asked)
+        body, chunks = await both(server, logprobs=True, top_logprobs=1)
     ChatCompletion.model_validate(body)
     entries = body["choices"][0]["logprobs"]["content"]
     assert "".join(entry["token"] for entry in entries) == "Hello there."
@@ -205,10 +201,7 @@ async def test_each_returned_token_id_has_a_logprob() -> None:
 
 async def test_the_stop_reason_is_the_stop_string() -> None:
     async with served(playing(ANSWER)) as server:
-        body, chunks = (
-            (await server.chat(stop="there")).json(),
-            events_of(await server.chat(stop=["there"], stream=True)),
-        )
+        body, chunks = await both(server, stop=["there"])
     choice = body["choices"][0]
     assert (choice["message"]["content"], choice["stop_reason"]) == ("Hello ", "there")
     assert fold_chat(chunks)[0]["stop_reason"] == "there"
