@@ -57,7 +57,7 @@ class BatchRunner(Works[BatchWork]):
         contents: Contents,
         server_id: str,
         engine: Engine,
-        limits: ServerConfig,
+        config: ServerConfig,
         *,
         woken: asyncio.Event,
         sender: Callable[[bytes], Sender],
@@ -65,7 +65,7 @@ class BatchRunner(Works[BatchWork]):
     ) -> None:
         super().__init__(woken=woken)
         self._store, self._contents, self._server_id = store, contents, server_id
-        self._engine, self._limits, self._sender, self._counted = engine, limits, sender, counted
+        self._engine, self._config, self._sender, self._counted = engine, config, sender, counted
         self._slots = Slots(engine.concurrency, MAX_LINES_BYTES)
         self._swept = -_SWEEP_SECONDS
 
@@ -98,7 +98,7 @@ class BatchRunner(Works[BatchWork]):
             self._contents,
             self._server_id,
             sending=Sending(self._sender(batch.owner), self._slots, _RETRIES, self._ready),
-            limits=self._limits,
+            config=self._config,
             counted=self._counted,
         )
         self._start(batch.id, work, self._run(work))
@@ -134,7 +134,7 @@ class BatchRunner(Works[BatchWork]):
             for file_id in gone:
                 await self._contents.delete(file_id)
             await self._store.files.forget(gone)
-        if await self._store.batches.sweep(self._limits.batch_ttl) or gone:
+        if await self._store.batches.sweep(self._config.batch_ttl) or gone:
             self._sweep_soon()  # there may be more
 
     # ------------------------------------------------------------------ the end of the process

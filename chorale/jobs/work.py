@@ -37,7 +37,7 @@ _FAULT_OF_STATUS = {
 
 
 class BatchWork(LineWork):
-    """A batch of a server. ``sending``: sends lines as the owner of the batch. ``limits``: the server's."""
+    """A batch of a server. ``sending``: sends lines as the owner of the batch. ``config``: the server's."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class BatchWork(LineWork):
         server_id: str,
         *,
         sending: Sending,
-        limits: ServerConfig,
+        config: ServerConfig,
         counted: Callable[[Sequence[Result]], None],
     ) -> None:
         super().__init__(
@@ -56,10 +56,11 @@ class BatchWork(LineWork):
             server_id,
             partial(contents.read, batch.input_file_id),
             sending=sending,
-            max_line_bytes=limits.max_body_bytes,
+            max_line_bytes=config.max_body_bytes,
             counted=counted,
         )
-        self._files, self._contents, self._limits = store.files, contents, limits
+        self._files, self._contents = store.files, contents
+        self._max_lines, self._lifetime = config.batch_max_lines, config.batch_ttl
 
     async def run(self) -> None:
         """Runs the batch until it has ended or this server leaves it. Raises ``LostError``."""
@@ -122,7 +123,7 @@ class BatchWork(LineWork):
 
     async def _faults(self, found: Inspection) -> list[dict[str, Any]]:
         faults: list[dict[str, Any]] = []
-        most = self._limits.batch_max_lines
+        most = self._max_lines
         async with contextlib.aclosing(found.read(self._read())) as checked:
             async for new in checked:
                 faults += [_fault(str(e.code), e.message, line, e.param) for line, e in new]
@@ -167,7 +168,7 @@ class BatchWork(LineWork):
     async def _write(self, kind: str, pieces: AsyncIterator[bytes]) -> StoredFile:
         """Writes a file, which becomes visible when the batch ends."""
         now = self._files.now
-        lifetime = self._batch.body.get("output_seconds") or self._limits.batch_ttl
+        lifetime = self._batch.body.get("output_seconds") or self._lifetime
         file = StoredFile(
             new_file_id(), self.owner, now, now + lifetime, "batch_output", f"{self.id}_{kind}.jsonl", 0
         )
