@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import chorale
 from chorale.machine.processes import module_command
+from chorale.machine.signals import signals_as_exceptions
 
 CHILD = """
 import os, sys, time
@@ -42,6 +44,23 @@ def test_a_child_that_gets_no_signal_ends_with_its_parent() -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
             raise
+
+
+def test_a_signal_in_a_destructor_is_not_lost() -> None:
+    """Python ignores exceptions there."""
+
+    class Signals:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGHUP)
+
+    def wait() -> None:
+        with signals_as_exceptions():
+            Signals()
+            time.sleep(60)
+
+    with pytest.raises(SystemExit) as caught:
+        wait()
+    assert caught.value.code == 128 + signal.SIGHUP
 
 
 def test_children_do_not_import_from_the_current_folder(

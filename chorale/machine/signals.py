@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
+_AGAIN = 0.01  # seconds after which a signal is sent again
+
+
+class _SignalExit(SystemExit):
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
 
 
 @contextlib.contextmanager
@@ -17,6 +27,8 @@ def signals_as_exceptions() -> Iterator[None]:
     By default they would end this process alone and leave the server, which has its own session, running.
     A signal that is already ignored (``nohup``) stays ignored. For the main thread only.
     """
+    hook = sys.unraisablehook
+    sys.unraisablehook = _signal_again
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number, handler in before.items():
         if handler != signal.SIG_IGN:
@@ -26,7 +38,19 @@ def signals_as_exceptions() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        sys.unraisablehook = hook
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+    raise _SignalExit(number)
+
+
+def _signal_again(ignored: sys.UnraisableHookArgs) -> None:
+    """Sends the signal again whose exception was raised in a destructor or a weak reference's callback, where
+    Python ignores exceptions."""
+    if not isinstance(ignored.exc_value, _SignalExit):
+        sys.__unraisablehook__(ignored)
+        return
+    again = threading.Timer(_AGAIN, os.kill, (os.getpid(), ignored.exc_value.number))
+    again.daemon = True
+    again.start()
