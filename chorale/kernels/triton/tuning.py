@@ -393,6 +393,8 @@ def grouped(pairs_each: float, num_experts: int, *, fp8: bool = False) -> Groupe
 
     Times are sustained microseconds per layer (docs/lab/kernels.md).
     """
+    if fp8 and pairs_each <= 48:  # only with --batch-invariant
+        return GroupedTile(64, 32, 8)
     if fp8 and pairs_each <= 176:
         return GroupedTile(128, 32, 7, tail=32)
     if fp8:

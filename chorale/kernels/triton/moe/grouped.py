@@ -150,30 +150,47 @@ def can_use_grouped(experts: Experts, hidden: int, num_pairs: int | None, device
     )
 
 
+def uses_e4m3(experts: Experts, num_pairs: int, *, invariant: bool) -> bool:
+    """Returns whether inputs are converted to e4m3: if the experts are packed for that and have many pairs.
+    With ``invariant`` the number of pairs does not matter, so that a token's bits do not depend on it."""
+    has_many = num_pairs > tuning.E4M3_FROM * experts.total
+    return experts.down_largest is not None and (invariant or has_many)
+
+
 def grouped_moe(
-    routed: Routed, experts: Experts, x: torch.Tensor, norm: Norm | None = None, added: Addends | None = None
+    routed: Routed,
+    experts: Experts,
+    x: torch.Tensor,
+    norm: Norm | None = None,
+    added: Addends | None = None,
+    *,
+    invariant: bool = False,
 ) -> torch.Tensor | None:
     """``moe.moe`` if ``can_use_grouped``: x [T, H] float32 += sum of gate * expert(normed); returns the
     normed x if a ``norm`` is given.
     """
-    parts = grouped_parts(routed, experts, x.shape[1], added)
+    parts = grouped_parts(routed, experts, x.shape[1], added, invariant=invariant)
     return combine(*parts, x, norm, some=experts.owned is not None)
 
 
 def grouped_parts(
-    routed: Routed, experts: Experts, hidden: int, added: Addends | None = None
+    routed: Routed,
+    experts: Experts,
+    hidden: int,
+    added: Addends | None = None,
+    *,
+    invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns the inputs of ``combine``: down's results [rows, hidden] by expert, each pair's row, gates.
 
-    Scratch memory for each of the T * K pairs: its input, SwiGLU's result (bfloat16, or e4m3 if the experts
-    are packed for that and have many pairs) and down's result (bfloat16).
+    Scratch memory for each of the T * K pairs: its input, SwiGLU's result (bfloat16, or e4m3 if
+    ``uses_e4m3``) and down's result (bfloat16).
     """
     from chorale.kernels.triton.moe.hopper_kernel import down, gate_up
 
     normed, expert_ids, gates = routed
-    pairs_each = expert_ids.numel() / experts.total
-    fp8 = experts.down_largest is not None and pairs_each > tuning.E4M3_FROM
-    tile = tuning.grouped(pairs_each, experts.total, fp8=fp8)
+    fp8 = uses_e4m3(experts, expert_ids.numel(), invariant=invariant)
+    tile = tuning.grouped(expert_ids.numel() / experts.total, experts.total, fp8=fp8)
     permuted = permute_pairs(expert_ids, experts.num_experts, tile, experts.first)
     addends = None if added is None else added.gate_up(normed, permuted.place, permuted.rows)
     inner = gate_up(*gather(normed, permuted, experts, tile, fp8=fp8), permuted.tiles, experts, tile, addends)

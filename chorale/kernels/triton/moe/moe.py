@@ -186,7 +186,9 @@ def moe(
     form = form_of(routed, experts, hidden, invariant=invariant)
     if form == "tiles":
         return x, _moe_of_tiles(routed, experts, x, norm, invariant, added)
-    return x, {"grouped": grouped_moe, "streamed": gemv_moe}[form](routed, experts, x, norm, added)
+    if form == "grouped":
+        return x, grouped_moe(routed, experts, x, norm, added, invariant=invariant)
+    return x, gemv_moe(routed, experts, x, norm, added)
 
 
 def form_of(

@@ -41,6 +41,15 @@ def test_hopper_streams_and_then_multiplies_large_tiles(
         assert form == ("streamed" if tokens <= last else "grouped"), tokens
 
 
+def test_the_type_of_inputs_depends_on_the_batch_unless_bits_must_not() -> None:
+    from chorale.kernels.triton.moe.grouped import uses_e4m3
+
+    packed: Any = SimpleNamespace(total=32, down_largest=torch.zeros(1))
+    few, many = 32 * 64, 32 * 64 + 1
+    assert [uses_e4m3(packed, pairs, invariant=False) for pairs in (4, few, many)] == [False, False, True]
+    assert [uses_e4m3(packed, pairs, invariant=True) for pairs in (4, few, many)] == [True, True, True]
+
+
 @pytest.mark.parametrize(("num_experts", "last"), [(32, 96), (128, 256)])
 def test_other_chips_of_nvidia_stream_and_then_take_plain_tiles(
     num_experts: int, last: int, monkeypatch: pytest.MonkeyPatch
