@@ -219,7 +219,7 @@ class FoldedItem:
 
     @property
     def text_so_far(self) -> str:
-        """Returns ``text``, which is set when the item is closed, or its pieces before."""
+        """Returns the text of a closed item, or what has arrived of an open one."""
         return self.text + "".join(self._parts)
 
     @property
