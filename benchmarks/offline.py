@@ -108,7 +108,9 @@ def main() -> None:
 
 
 def machine(engine: str) -> dict[str, str]:
-    packages = {each.name: each.version for each in distributions() if each.name in ("torch", "triton")}
+    # Of a package that is installed twice, Python imports the first one.
+    found = reversed(list(distributions()))
+    packages = {each.name: each.version for each in found if each.name in ("torch", "triton")}
     numbers = {"Python": platform.python_version()} | packages
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
