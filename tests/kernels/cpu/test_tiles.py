@@ -10,50 +10,12 @@ import sys
 import pytest
 import torch
 
-from chorale.kernels import mxfp4
 from chorale.kernels.cpu.experts import CpuExperts
 from chorale.kernels.cpu.linear import CpuLinear
-from chorale.kernels.ops import ExpertTensors
 from tests.kernels.cpu.conftest import Use
+from tests.kernels.experts import expected_sum, make_experts
 
 FEWEST4, FEWEST8 = 6, 9  # tokens of an expert, and of a dense product: kFewest4 and kFewest8 in native/
-
-
-def make_experts(experts: int, hidden: int, inter: int, seed: int = 0) -> ExpertTensors:
-    torch.manual_seed(seed)
-
-    def octets(low: int, high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(low, high, shape, dtype=torch.uint8)
-
-    return ExpertTensors(
-        gate_up_bias=torch.randn(experts, 2 * inter), down_bias=torch.randn(experts, hidden),
-        swiglu_limit=7.0, swiglu_alpha=1.702, num_layers=1, dtype=torch.float32,
-        gate_up_blocks=octets(0, 256, experts, 2 * inter, hidden // 32, 16),
-        gate_up_scales=octets(118, 124, experts, 2 * inter, hidden // 32),
-        down_blocks=octets(0, 256, experts, hidden, inter // 32, 16),
-        down_scales=octets(118, 124, experts, hidden, inter // 32),
-    )  # fmt: skip
-
-
-def expected_sum(
-    tensors: ExpertTensors, normed: torch.Tensor, ids: torch.Tensor, gates: torch.Tensor
-) -> torch.Tensor:
-    """In float64."""
-    up, down = (
-        mxfp4.dequantize(blocks, scales, torch.float32).double()
-        for blocks, scales in (
-            (tensors.gate_up_blocks, tensors.gate_up_scales), (tensors.down_blocks, tensors.down_scales)
-        )
-        if blocks is not None and scales is not None
-    )  # fmt: skip
-    out = torch.zeros(normed.shape, dtype=torch.float64)
-    for token in range(len(normed)):
-        for expert, gate in zip(ids[token].tolist(), gates[token].tolist(), strict=True):
-            both = up[expert] @ normed[token].double() + tensors.gate_up_bias[expert]
-            rise, linear = both[::2].clamp(max=7), both[1::2].clamp(-7, 7)
-            inner = rise * torch.sigmoid(1.702 * rise) * (linear + 1)
-            out[token] += gate * (down[expert] @ inner + tensors.down_bias[expert])
-    return out
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:

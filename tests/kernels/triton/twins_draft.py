@@ -19,6 +19,7 @@ from chorale.model.draft.config import HeadConfig
 from chorale.model.draft.head import DraftHead
 from chorale.model.draft.pack import pack_weights
 from chorale.model.draft.random_head import random_tensors, random_token_ids
+from tests.kernels.triton import twins
 from tests.kernels.triton.twins import DEVICE, attention_by_torch, attention_case, check, each_dtype, randn
 from tests.support.kernels import skinny_machine
 
@@ -65,15 +66,7 @@ def meta_of(rows: list[tuple[int, int]]) -> AttentionMeta:
     positions = [torch.arange(context - new, context) for context, new in rows]
     places = [table[r].cpu()[p // BLOCK].long() * BLOCK + p % BLOCK for r, p in enumerate(positions)]
     slots = torch.cat(places).to(DEVICE)
-    return AttentionMeta(
-        positions=torch.cat(positions).to(DEVICE),
-        query_start=torch.tensor([0] + [new for _, new in rows], device=DEVICE).cumsum(0).int(),
-        context_lens=torch.tensor([context for context, _ in rows], dtype=torch.int32, device=DEVICE),
-        block_tables=(table, table),
-        slots=(slots, slots),
-        max_query_len=max(new for _, new in rows),
-        max_context_len=max(context for context, _ in rows),
-    )
+    return twins.meta_of(rows, (table, table), slots)
 
 
 def both(config: HeadConfig, dtype: torch.dtype) -> tuple[DraftHead, DraftHead]:
