@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from chorale.machine.processes import Pulse, Silence, ThreadTimes, threads_of
+from tests.support.event_loop import wait_until
 from tests.support.serve.quota import cpu_quota, has_quotas
 
 SPIN = (sys.executable, "-c", "while True: pass")
@@ -60,13 +61,8 @@ def test_a_process_under_a_quota_is_silent_only_while_it_runs() -> None:
 
 def test_the_threads_of_a_process_are_found_with_their_times() -> None:
     with child(*SPIN) as process:
-        until = time.monotonic() + DEADLINE
-        while time.monotonic() < until:
-            threads = threads_of(process.pid)
-            if sum(each.on_cpu for each in threads.values()) > 0.3:
-                break
-            time.sleep(0.05)
-        assert str(process.pid) in threads
+        wait_until(lambda: threads_of(process.pid)[str(process.pid)].on_cpu > 0.3, "work", DEADLINE)
+        threads = threads_of(process.pid)
         assert threads[str(process.pid)].is_runnable
         assert threads[str(process.pid)].on_cpu > 0.3
     assert threads_of(process.pid) == {}  # it has ended

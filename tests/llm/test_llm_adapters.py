@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from chorale import LLM, LoRARequest, SamplingParams
-from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from tests.llm.test_llm import OPTIONS, SIZES
 from tests.support.device.lora import write_adapter
@@ -19,9 +18,8 @@ CONFIG = make_config(**SIZES)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("adapters")
-    write_random_checkpoint(root / "model", CONFIG, seed=3)
     for seed in (1, 2):
         write_adapter(root / f"a{seed}", CONFIG, "attention", seed)
     return root
@@ -29,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(str(folder / "model"), **OPTIONS, enable_lora=True, max_loras=2) as made:
+    with LLM(str(folder), **OPTIONS, enable_lora=True, max_loras=2) as made:
         yield made
 
 
@@ -40,8 +38,8 @@ def logprob(llm: LLM, lora: LoRARequest | None) -> float:
     return float(next(iter((output.prompt_logprobs[9] or {}).values())).logprob)
 
 
-def test_each_prompt_may_have_its_adapter(llm: LLM, folder: Path) -> None:
-    loras = [None, *(LoRARequest(f"a{n}", n, str(folder / f"a{n}")) for n in (1, 2))]
+def test_each_prompt_may_have_its_adapter(llm: LLM, adapters: Path) -> None:
+    loras = [None, *(LoRARequest(f"a{n}", n, str(adapters / f"a{n}")) for n in (1, 2))]
     alone = [
         llm.generate(prompt_token_ids=PROMPT, sampling_params=GREEDY, lora_request=each)[0] for each in loras
     ]
@@ -52,7 +50,7 @@ def test_each_prompt_may_have_its_adapter(llm: LLM, folder: Path) -> None:
     assert chat[0].outputs[0].finish_reason == "length"
 
 
-def test_load_inplace_reads_the_folder_again(llm: LLM, folder: Path, tmp_path: Path) -> None:
+def test_load_inplace_reads_the_folder_again(llm: LLM, tmp_path: Path) -> None:
     write_adapter(tmp_path, CONFIG, "attention", 5)
     before = logprob(llm, LoRARequest("x", 9, str(tmp_path)))
     write_adapter(tmp_path, CONFIG, "attention", 6)
@@ -62,12 +60,12 @@ def test_load_inplace_reads_the_folder_again(llm: LLM, folder: Path, tmp_path: P
     assert logprob(llm, LoRARequest("x", 9, str(tmp_path))) == after
 
 
-def test_wrong_requests(llm: LLM, folder: Path) -> None:
+def test_wrong_requests(llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="LoRARequest"):
         llm.generate("Hi", GREEDY, lora_request=[object()])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="lora_request"):
         llm.generate(["Hi", "Ho"], GREEDY, lora_request=[None])
     with pytest.raises(ValueError, match="lora_int_id"):
         LoRARequest("x", 0, "/x")
-    (failed,) = llm.generate("Hi", GREEDY, lora_request=LoRARequest("x", 3, str(folder / "none")))
+    (failed,) = llm.generate("Hi", GREEDY, lora_request=LoRARequest("x", 3, str(tmp_path / "none")))
     assert failed.outputs[0].finish_reason == "error"

@@ -23,17 +23,11 @@ MESSAGES = [{"role": "user", "content": "Hi <|end|>"}]
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 
 
-@pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[LLM]:
-    with LLM(str(folder), **OPTIONS) as made:
-        yield made
-
-
-@pytest.fixture
-def llm(shared: LLM) -> Iterator[LLM]:
-    yield shared
-    shared.wake_up()
-    shared.wait_for_completion()
+@pytest.fixture(autouse=True)
+def _awake_and_idle_afterwards(llm: LLM) -> Iterator[None]:
+    yield
+    llm.wake_up()
+    llm.wait_for_completion()
 
 
 def tokens(outputs: list[RequestOutput]) -> list[list[int]]:

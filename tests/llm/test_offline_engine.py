@@ -28,6 +28,7 @@ from chorale.llm.engine import OfflineEngine
 from chorale.machine import processes
 from chorale.machine.processes import tune_garbage_collector
 from tests.support.engine.fake_executor import FakeExecutor
+from tests.support.event_loop import wait_until
 
 LIMITS = EngineLimits(
     num_blocks=400,
@@ -292,9 +293,7 @@ def test_idle_time_is_used_until_there_is_nothing_to_prepare(monkeypatch: pytest
     made = OfflineEngine(EngineCore(LIMITS, device), INFO)
     try:
         for wanted in (0, -1):  # after the run it asks once more whether work is left
-            deadline = time.monotonic() + 30
-            while device.pieces > wanted and time.monotonic() < deadline:
-                time.sleep(0.005)
+            wait_until(lambda wanted=wanted: device.pieces <= wanted, "the pieces")
             time.sleep(0.05)
             assert device.pieces == wanted
             assert num_tokens(run(made, requests(1))) == 20
@@ -316,13 +315,10 @@ def test_a_call_interrupts_the_use_of_idle_time(monkeypatch: pytest.MonkeyPatch)
     device = Endless()
     made = OfflineEngine(EngineCore(LIMITS, device), INFO)
     try:
-        deadline = time.monotonic() + 30
-        while device.num_prepared < 3 and time.monotonic() < deadline:
-            time.sleep(0.001)
+        wait_until(lambda: device.num_prepared >= 3, "three pieces")
         module._QUIET = 600.0
         run(made, requests(1))
         before = device.num_prepared
-        assert before >= 3
         time.sleep(0.2)
         assert device.num_prepared == before
     finally:

@@ -27,7 +27,8 @@ from chorale.tools.mcp.toolset import allowed
 from chorale.tools.mcp.transport import Stdio
 from chorale.tools.mcp.wire import McpError, decode
 from tests.support import ROOT
-from tests.support.processes import children
+from tests.support.event_loop import until
+from tests.support.processes import children, is_running
 from tests.support.tools.drive import box_of, drive, service_of
 from tests.support.tools.local_http import Handler, answer, serve
 
@@ -145,12 +146,8 @@ async def test_children_of_a_program_are_ended(tmp_path: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await connecting
 
-    state = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
-    for _ in range(100):
-        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
-            return
-        time.sleep(0.02)
-    pytest.fail("the process is still there")
+    left = int((tmp_path / "pid").read_text())
+    await until(lambda: not is_running(left), "the end of the process", 2)
 
 
 async def test_a_missing_program() -> None:

@@ -27,7 +27,7 @@ from chorale.tools.python.proof import prove
 from chorale.tools.python.sandbox import Sandbox, SandboxKind, SandboxMissing
 from chorale.tools.python.session import KeptOutput
 from chorale.tools.python.tool import PythonTool, SessionPool, new_container_id
-from tests.support.event_loop import run
+from tests.support.event_loop import run, until
 from tests.support.processes import children
 from tests.support.tools.drive import drive
 
@@ -279,11 +279,7 @@ async def test_surplus_and_idle_sessions_end(sandbox: Sandbox) -> None:
     await pool.aclose()
     idle = SessionPool(sandbox, idle_seconds=0.2)
     await idle.take("cntr_a", None)
-    for _ in range(100):
-        await asyncio.sleep(0.05)
-        if len(idle) == 0:
-            break
-    assert len(idle) == 0
+    await until(lambda: len(idle) == 0, "the end of the idle session", 5)
     await idle.aclose()
 
 

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +25,8 @@ from chorale.tools.python.wasm import module as interpreter
 from chorale.tools.python.wasm.calls import Calls
 from chorale.tools.python.wasm.files import MAX_NODES, Errno, FileError, Files
 from chorale.tools.service import probe_tools
-from tests.support.event_loop import run
+from tests.support.event_loop import run, wait_until
+from tests.support.processes import is_running
 from tests.tools.python.test_sandboxes import LIMITS, cells, sandbox_of
 
 
@@ -197,11 +197,7 @@ def test_it_ends_with_its_parent(sandbox: Sandbox) -> None:
         parent.wait()
         if parent.stdout is not None:
             parent.stdout.close()
-    for _ in range(200):
-        if not Path(f"/proc/{pid}").exists() or _status(pid)["State"][0] == "Z":
-            return
-        time.sleep(0.05)
-    pytest.fail("the process is still there")
+    wait_until(lambda: not is_running(pid), "the end of the process", 10)
 
 
 def test_another_interpreter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,13 +187,3 @@ def test_whatever_a_kernel_is_made_of_is_among_the_sources() -> None:
     kernels = [path for path in package.rglob("*.py") if "import triton" in path.read_text("utf-8")]
     assert len(kernels) > 20
     assert [path for path in kernels if not any(path.is_relative_to(root) for root in SOURCES)] == []
-
-
-@pytest.mark.parametrize("root", SOURCES, ids=lambda root: root.name)
-def test_a_change_in_any_source_folder_asks_for_another_manifest(root: Path, tmp_path: Path) -> None:
-    copy = tmp_path / root.name
-    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    before = CompileManifest(FACTS, GPU, [copy])._file
-    changed = next(iter(sorted(copy.rglob("*.py"))))
-    changed.write_text(changed.read_text("utf-8") + "\nCHANGED = 1\n")
-    assert CompileManifest(FACTS, GPU, [copy])._file != before

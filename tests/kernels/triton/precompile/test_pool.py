@@ -26,6 +26,7 @@ from chorale.kernels.triton.precompile import worker_main
 from chorale.kernels.triton.precompile.compiler import Precompiler
 from chorale.kernels.triton.precompile.pool import CompilePool, cache_exists, start
 from tests.support import ROOT
+from tests.support.event_loop import wait_until
 from tests.support.kernels.fake_kernel import kernel
 from tests.support.processes import children, is_running
 
@@ -104,14 +105,7 @@ def test_processes_end_with_their_parent() -> None:
     )
     settings = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], env=settings, capture_output=True, timeout=300)
-    assert not _is_alive_after(int(done.stdout), 10)
-
-
-def _is_alive_after(pid: int, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while is_running(pid) and time.monotonic() < end:
-        time.sleep(0.05)
-    return is_running(pid)
+    wait_until(lambda: not is_running(int(done.stdout)), "their end", 10)
 
 
 class Refusing:
@@ -149,10 +143,7 @@ def test_kernels_that_the_pool_fails_to_compile_are_compiled_here(
     compiler.wait(1, lambda *_: None)
     assert cache["a"].function == "a"
     assert (compiler.num_here, len(pool.tasks)) == (1, int(can_be_told))
-    deadline = time.monotonic() + 5
-    while not pool.is_closed and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert pool.is_closed
+    wait_until(lambda: pool.is_closed, "the pool's end", 5)
 
 
 def test_too_few_cores_or_no_process_mean_threads(monkeypatch: pytest.MonkeyPatch) -> None:
