@@ -71,18 +71,6 @@ def test_four_ranks_give_the_bits_of_one(folder: Path, comparison: Comparison) -
     assert (comparison.seen["compared"], comparison.seen["different"]) == (12, 0)
 
 
-def test_the_comparison_finds_a_difference(folder: Path, comparison: Comparison) -> None:
-    """Of one bit of one log-probability."""
-    tokens, scores = comparison.alone[0]
-    comparison.alone[0] = tokens, scores[:8] + bytes([scores[8] ^ 1]) + scores[9:]
-    try:
-        with LLM(str(folder), **USUAL) as llm:
-            comparison.run_mixes(llm, "many rows", 16, 1)
-    finally:
-        comparison.alone[0] = tokens, scores
-    assert comparison.seen["different"] == 1
-
-
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
 def test_a_rollout_that_is_scored_again_has_the_same_bits(folder: Path, mode: Any) -> None:
     """The experts of each position and the log-probability of each token, before and after filters: from

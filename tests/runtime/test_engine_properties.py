@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from chorale.config.seeds import choice_seed
 from chorale.engine.types import TokenLogprobs
 from chorale.errors import EngineError
 from chorale.model.config import ModelConfig
@@ -60,27 +59,6 @@ def test_prefix_hit_equals_miss(checkpoint: Path, alone: dict[str, list[list[int
     again = run(core, mixed_requests())
     assert tokens_of(again) == alone
     assert again["r5"][0].num_cached_tokens == 160  # whole blocks of 161 tokens
-
-
-def test_choices_share_the_prompt_and_equal_their_seeds_alone(checkpoint: Path) -> None:
-    core, prompt = make_engine(checkpoint), random_prompt(50, seed=20)
-    together = run(core, [request("n", prompt, n=3, seed=100, max_tokens=10)])["n"]
-    for index, choice in enumerate(together):
-        single = run(core, [request("one", prompt, seed=choice_seed(100, index), max_tokens=10)])["one"][0]
-        assert choice.token_ids == single.token_ids
-    assert len({tuple(choice.token_ids) for choice in together}) == 3
-
-
-def test_stop_ids_and_min_tokens(checkpoint: Path) -> None:
-    """Biased to 100 as far as it goes, the stop id comes at once; min_tokens holds it back."""
-    core = make_engine(checkpoint)
-    stopping = {"logit_bias": {100: 100.0}, "stop_token_ids": (100,), "max_tokens": 20, "seed": 1}
-    first, held = (
-        run(core, [request("s", [1, 2], **stopping, min_tokens=count)])["s"][0] for count in (0, 6)
-    )
-    assert (first.token_ids, first.finish_reason) == ([100], "stop")
-    assert len(held.token_ids) == 7
-    assert held.token_ids.index(100) == 6
 
 
 # --------------------------------------------------------------------------- log-probabilities

@@ -17,6 +17,8 @@ from chorale.tools.contract import Progress, ToolCall, ToolResult
 from chorale.tracing.context import CURRENT, RequestContext, outgoing_headers
 from chorale.tracing.record import RequestRecord
 from tests.support.engine.scripted_client import Script
+from tests.support.event_loop import until
+from tests.support.raw_http import call
 from tests.support.responses import MODEL
 from tests.support.scripted import FINAL, ids, in_rounds, playing
 from tests.support.scripted_tools import ScriptedService, result, tools_served
@@ -150,9 +152,10 @@ async def test_an_error_of_the_engine_is_recorded(stream: bool) -> None:
 async def test_a_client_that_leaves_ends_its_span(stream: bool) -> None:
     tracer = KeptTracer()
 
-    async with served(playing(ANSWER), tracer=tracer) as server:
+    async with served(playing(ANSWER), tracer=tracer, listens=True) as server:
         server.client.source = lambda request, index: Script(ids(ANSWER)[:5], hang=True)
         await leave(server, {**CHAT, "stream": stream})
+        await until(lambda: len(tracer.ended) == 2, "both spans")
 
     span = tracer.only("chat")
     for each in (span, tracer.only("generate")):
@@ -163,29 +166,10 @@ async def test_a_client_that_leaves_ends_its_span(stream: bool) -> None:
 
 async def leave(server: Server, body: dict[str, Any]) -> None:
     """POST a chat, and disconnect once the engine has generated."""
-    raw, gone = json.dumps(body).encode(), asyncio.Event()
-    messages = [{"type": "http.request", "body": raw, "more_body": False}]
-
-    async def receive() -> Any:
-        if messages:
-            return messages.pop()
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(_: Any) -> None:
-        pass
-
-    scope = {
-        "type": "http", "method": "POST", "path": "/v1/chat/completions", "raw_path": b"",
-        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
-        "query_string": b"", "http_version": "1.1",
-    }  # fmt: skip
-    task = asyncio.create_task(server.app(scope, receive, send))
-    while not server.client.requests:
-        await asyncio.sleep(0.01)
+    asked = asyncio.create_task(call(server.port, "POST", "/v1/chat/completions", body))
+    await until(lambda: server.client.requests, "the request")
     await asyncio.sleep(0.1)
-    gone.set()
-    await task
+    asked.cancel()
 
 
 async def test_a_background_response_has_a_child_span() -> None:

@@ -60,15 +60,6 @@ def test_the_field_of_each_flag_is_read_somewhere(config: type) -> None:
     assert unread(config) == []
 
 
-def test_a_flag_that_is_only_declared_is_found() -> None:
-    @dataclasses.dataclass(frozen=True)
-    class OnlyDeclared(ServerConfig):
-        frobnicate: int = 0
-        cwd: str = ""  # also a name outside this class
-
-    assert unread(OnlyDeclared) == ["frobnicate", "cwd"]
-
-
 # --------------------------------------------------------------------------- graphs
 
 

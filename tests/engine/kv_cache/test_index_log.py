@@ -142,16 +142,6 @@ def test_no_removal_moves_before_an_arrival_in_the_other_medium() -> None:
     assert kinds == ["BlocksRemoved", "BlocksStored", "BlocksRemoved", "BlocksRemoved"]
 
 
-def test_a_block_that_comes_back_is_reported_in_order() -> None:
-    events = log_on()
-    events.removed(FULL, HASHES[:1], "GPU")
-    events.stored(FULL, HASHES[:1], None, np.zeros(4, np.int32), "GPU")
-    events.removed(FULL, HASHES[:1], "GPU")
-    assert [type(event).__name__ for event in events.take()] == [
-        "BlocksRemoved", "BlocksStored", "BlocksRemoved",
-    ]  # fmt: skip
-
-
 def test_unpublished_and_forgotten_blocks_are_reported() -> None:
     cache = HybridCache(4, 4, 8)
     cache.log.is_on = True
