@@ -113,6 +113,10 @@ class Scene:
         while self.core.has_work and (until is None or not self.times[until]):
             self.step()
 
+    def ask(self, name: str, prompt: int, output: int, **fields: Any) -> None:
+        self.add(name, prompt, output, **fields)
+        self.run(until=name)
+
     def longest_gap(self, name: str) -> float:
         times = self.times[name]
         return max(after - before for before, after in pairwise(times))
@@ -134,8 +138,7 @@ def test_a_stream_hardly_waits_for_prompts(
     depth: Literal[0, 1], prompts: int, length: int, fields: dict[str, Any]
 ) -> None:
     scene = Scene(sizes={"async_scheduling": depth})
-    scene.add("stream", 60, 2000)
-    scene.run(until="stream")
+    scene.ask("stream", 60, 2000)
     for number in range(prompts):
         scene.add(f"p{number}", length, 2, seed=number + 2, **fields)
     scene.run(until=f"p{prompts - 1}")
@@ -146,10 +149,8 @@ def test_a_stream_hardly_waits_for_prompts(
 def test_without_a_bound_a_stream_waits_for_whole_chunks() -> None:
     """What the bound is for."""
     scene = Scene(sizes={"prompt_delay": 0.0})
-    scene.add("stream", 60, 300)
-    scene.run(until="stream")
-    scene.add("long", 8000, 1)
-    scene.run(until="long")
+    scene.ask("stream", 60, 300)
+    scene.ask("long", 8000, 1)
     assert scene.longest_gap("stream") > 3
 
 
@@ -159,29 +160,23 @@ def test_the_bound_holds_before_any_measurement() -> None:
     scene.add("first", 64, 1)
     scene.run()
     scene.core._scheduler._pace.__init__(scene.limits)  # type: ignore[misc]
-    scene.add("stream", 64, 200)
-    scene.run(until="stream")
-    scene.add("long", 6000, 1, seed=5)
-    scene.run(until="long")
+    scene.ask("stream", 64, 200)
+    scene.ask("long", 6000, 1, seed=5)
     assert scene.longest_gap("stream") < 0.3
 
 
 def test_the_bound_holds_on_slow_and_noisy_machines() -> None:
     for speed, most in ((Speed(0.05, 0.03, 0.0), 0.4), (Speed(noise=0.6), 0.4)):
         scene = Scene(speed)
-        scene.add("stream", 20, 3000)
-        scene.run(until="stream")
-        scene.add("long", 1000, 1, seed=3)
-        scene.run(until="long")
+        scene.ask("stream", 20, 3000)
+        scene.ask("long", 1000, 1, seed=3)
         assert scene.longest_gap("stream") < most
 
 
 def test_a_prompt_gets_one_token_where_even_that_exceeds_the_bound() -> None:
     scene = Scene(Speed(0.5, 1.0, 0.0))
-    scene.add("stream", 2, 100)
-    scene.run(until="stream")
-    scene.add("long", 20, 1, seed=3)
-    scene.run(until="long")
+    scene.ask("stream", 2, 100)
+    scene.ask("long", 20, 1, seed=3)
     assert max(plan.num_tokens for plan, _ in scene.device.steps) == 2
     assert len(scene.times["stream"]) >= 20
 
@@ -192,12 +187,9 @@ def test_the_bound_holds_after_a_long_prefix_hit() -> None:
     scene.add("seen", 28_000, 1)
     scene.run()
     scene.core._scheduler._pace.__init__(scene.limits)  # type: ignore[misc]
-    scene.add("stream", 60, 3000, seed=9)
-    scene.run(until="stream")
-    scene.add("short", 500, 1, seed=4)
-    scene.run(until="short")
-    scene.add("again", 30_000, 1)
-    scene.run(until="again")
+    scene.ask("stream", 60, 3000, seed=9)
+    scene.ask("short", 500, 1, seed=4)
+    scene.ask("again", 30_000, 1)
     assert scene.core.stats().prefix_cache_hits >= 27_000
     assert scene.longest_gap("stream") < 0.3
 
@@ -214,8 +206,7 @@ def test_under_block_pressure_streams_are_recomputed_within_the_bound() -> None:
     for number in range(3):
         scene.add(f"s{number}", 700, 900, seed=number + 1)
     scene.run(until="s2")
-    scene.add("short", 30, 1500, seed=8)
-    scene.run(until="short")
+    scene.ask("short", 30, 1500, seed=8)
     scene.run()
     assert scene.core.stats().num_preemptions > 0
     for plan, seconds in scene.device.steps[10:]:
@@ -234,8 +225,7 @@ def with_streams(count: int, speed: Speed = LAUNCHED, **sizes: Any) -> Scene:
         scene.add(f"s{number}", 50 if number else 1024, 3000, seed=number + 1)
     scene.run(until=f"s{count - 1}")
     for number in range(4):
-        scene.add(f"seen{number}", 1024, 1, seed=50 + number)
-        scene.run(until=f"seen{number}")
+        scene.ask(f"seen{number}", 1024, 1, seed=50 + number)
     scene.device.steps.clear()
     return scene
 
@@ -274,8 +264,7 @@ def test_one_slow_step_at_most_doubles_a_cost() -> None:
     pace = scene.core._scheduler._pace
     before = pace.cost(0)
     scene.device.speed = Speed(2.0, 3e-6, 0.0)
-    scene.add("slow", 1024, 1, seed=60)
-    scene.run(until="slow")
+    scene.ask("slow", 1024, 1, seed=60)
     assert before < pace.cost(0) <= 2 * before
 
 
@@ -285,15 +274,13 @@ def test_short_prompts_do_not_raise_the_cost_of_a_token() -> None:
     pace = scene.core._scheduler._pace
     before = pace.cost(0)
     for number in range(10):
-        scene.add(f"p{number}", 17, 1, seed=60 + number)
-        scene.run(until=f"p{number}")
+        scene.ask(f"p{number}", 17, 1, seed=60 + number)
     assert pace.cost(0) <= before
 
 
 def test_far_into_a_prompt_chunks_are_shorter() -> None:
     scene = with_streams(2, Speed(0.005, 9e-6, 5e-10))
-    scene.add("long", 32_000, 1, seed=70)
-    scene.run(until="long")
+    scene.ask("long", 32_000, 1, seed=70)
     found = [chunks[0] for plan, _ in scene.device.steps if (chunks := chunks_of(plan))]
     assert found[0] >= 1024
     assert 256 <= min(found[:-1]) <= max(found[-8:]) < 1024

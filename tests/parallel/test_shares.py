@@ -53,10 +53,7 @@ def test_chunks_of_an_mxfp4_group_where_64_does_not_divide() -> None:
 @pytest.mark.parametrize(
     ("size", "sizes", "said"),
     [
-        (3, {}, "--tensor-parallel-size 3: must be one of 1, 2, 4, 8"),
-        (16, {}, "must be one of"),
-        (0, {}, "must be one of"),
-        (4, {"heads": 8, "kv_heads": 2}, "2 KV heads.*possible: 1, 2"),
+        (0, {}, "--tensor-parallel-size 0: must be one of 1, 2, 4, 8"),
         (4, {"inter": 96}, "too few columns of the experts"),
         (8, {"vocab": 256}, "too few token ids"),
     ],

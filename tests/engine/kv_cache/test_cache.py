@@ -96,15 +96,6 @@ def test_released_prefix_is_hit_and_shared() -> None:
     check_pool(cache.pool, 2 * (first.full + first.window))
 
 
-def test_freed_window_blocks_still_serve_a_shorter_prefix() -> None:
-    cache, blocks, block_hashes = HybridCache(40, 4, 6), BlockTables(), hashes_of(8)
-    cache.grow(blocks, 32)
-    cache.commit(blocks, 32, block_hashes, Tokens())
-    assert blocks.window_start > 2
-    assert cache.lookup(block_hashes[:3]) == 3
-    cache.attach_prefix(BlockTables(), block_hashes, 3)
-
-
 def test_the_end_of_a_prefix_is_evicted_before_its_start() -> None:
     cache, blocks, block_hashes = HybridCache(10, 4, 4), BlockTables(), hashes_of(4)
     cache.grow(blocks, 16)

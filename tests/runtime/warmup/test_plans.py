@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from chorale.engine.types import EngineLimits, StepPlan
-from chorale.runtime.warmup.plans import eager_plans, masked_plans
+from chorale.runtime.warmup.plans import eager_plans
 
 LIMITS = EngineLimits(
     num_blocks=100, block_size=16, max_num_seqs=32, max_num_batched_tokens=600, max_model_len=512
@@ -22,7 +22,3 @@ def test_prompts_of_one_row_and_of_several() -> None:
     assert {(tokens, rows) for tokens in (16, 128, 256, 512) for rows in (1, 4)} <= found
     assert {(1, 1), (16, 16)} <= found  # with filters
     assert max(found) == (600, 32)
-
-
-def test_steps_under_a_grammar_have_one_row_and_several() -> None:
-    assert shapes(masked_plans(LIMITS)) == {(1, 1), (16, 16)}

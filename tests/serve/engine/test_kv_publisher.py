@@ -63,8 +63,6 @@ class Stand:
         self.rng = random.Random(seed)
         self.texts = [[self.rng.randrange(VOCAB) for _ in range(150)] for _ in range(12)]
         self.number = 0
-
-    def start(self) -> None:
         self.publisher.start(self.life.core)
 
     def close(self) -> None:
@@ -137,7 +135,6 @@ def test_a_subscriber_ends_with_the_engines_index(
 ) -> None:
     """With ``hwm`` 3 and bursts of steps, some batches are lost and replayed."""
     stand = Stand(folder, encoding=encoding, groups=groups, hwm=hwm, topic="kv@pod@model", replica=3)
-    stand.start()
     heard = connected(stand, topic="kv@", hwm=0 if hwm > 3 else 3)
     follow(stand, heard, num_events, 20 if hwm > 3 else 600)
     assert heard.num_lost == 0
@@ -146,7 +143,6 @@ def test_a_subscriber_ends_with_the_engines_index(
     assert len(stand.index(CacheGroup.FULL)) > 50
     assert stand.life.core.stats().num_preemptions > 0
     assert (heard.ranks, heard.topics) == ({3}, {b"kv@pod@model"})
-    stand.close()
 
 
 def test_parents_and_tokens_of_events_give_the_block_hashes(folder: Path) -> None:
@@ -155,7 +151,6 @@ def test_parents_and_tokens_of_events_give_the_block_hashes(folder: Path) -> Non
 
     stand = Stand(folder)
     secret = stand.life.core._admission.prefix_secret
-    stand.start()
     heard = connected(stand)
     follow(stand, heard, 400, 5)
 
@@ -175,7 +170,6 @@ def test_parents_and_tokens_of_events_give_the_block_hashes(folder: Path) -> Non
     assert len(whole) > 50
     for block in whole:
         assert int.from_bytes(digest(block)[-8:], "big") == block
-    stand.close()
 
 
 def has_chain(heard: Subscriber, block: int | None) -> bool:
@@ -190,7 +184,6 @@ def test_a_full_queue_drops_the_oldest_batches_with_a_warning(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stand = Stand(folder, max_queue_size=10)
-    stand.start()
     heard = connected(stand)
     publisher = stand.publisher
     with monkeypatch.context() as patch:
@@ -205,12 +198,10 @@ def test_a_full_queue_drops_the_oldest_batches_with_a_warning(
     assert (heard.num_gaps, heard.num_lost, heard.num_clears) == (1, dropped, 2)
     assert f"{dropped} batches of KV events were dropped" in caplog.text
     assert heard.blocks[0, "GPU"] <= stand.index(CacheGroup.FULL)  # no removed blocks
-    stand.close()
 
 
 def test_a_stalled_subscriber_neither_blocks_the_engine_nor_fills_its_queue(folder: Path) -> None:
     stand = Stand(folder, hwm=5, buffer_steps=7)
-    stand.start()
     connected(stand, hwm=1)
     for _ in range(400):
         stand.step()
@@ -219,13 +210,11 @@ def test_a_stalled_subscriber_neither_blocks_the_engine_nor_fills_its_queue(fold
     assert len(publisher._kept) == 7
     assert publisher._kept_bytes == sum(len(payload) for _, payload in publisher._kept)
     assert publisher.num_dropped == 0
-    stand.close()
 
 
 def test_a_late_subscriber_is_told_that_an_engine_is_empty(folder: Path) -> None:
     """A subscriber that reconnects to a restarted engine has to drop its blocks."""
     stand = Stand(folder)
-    stand.start()
     time.sleep(0.05)  # nobody receives the first batch
     first, second = (listen(stand.endpoint) for _ in range(2))
     wait_until(lambda: first.read(0.02), "the first subscriber")
@@ -247,7 +236,6 @@ def test_a_late_subscriber_is_told_that_an_engine_is_empty(folder: Path) -> None
 def test_a_late_subscriber_can_request_a_snapshot(folder: Path) -> None:
     """The batches that it missed are no longer kept. A snapshot includes parents and tokens."""
     stand = Stand(folder, buffer_steps=5, groups="all")
-    stand.start()
     early = connected(stand)
     for _ in range(20):
         for _ in range(10):
@@ -268,7 +256,6 @@ def test_a_late_subscriber_can_request_a_snapshot(folder: Path) -> None:
 
 def test_malformed_replay_requests_are_ignored(folder: Path) -> None:
     stand = Stand(folder)
-    stand.start()
     connected(stand)
     context = zmq.Context.instance()
     for frames in ([b""], [b"", b"123"], [b"x", b"y", b"z"], [b"", b"", b"\0" * 8], [b"\0" * 2000]):
@@ -284,7 +271,6 @@ def test_malformed_replay_requests_are_ignored(folder: Path) -> None:
     assert bare.recv_multipart()[0] == bytes(8)
     assert bare.recv_multipart() == [b"\xff" * 8, b""]
     bare.close(0)
-    stand.close()
 
 
 def test_an_engine_may_connect_to_a_subscriber_that_listens(folder: Path) -> None:
@@ -292,7 +278,6 @@ def test_an_engine_may_connect_to_a_subscriber_that_listens(folder: Path) -> Non
     listener.setsockopt(zmq.SUBSCRIBE, b"")
     port = listener.bind_to_random_port("tcp://127.0.0.1")
     stand = Stand(folder, endpoint=f"tcp://localhost:{port}", bind=False, replay_endpoint=None)
-    stand.start()
     assert listener.poll(5000)
     _, number, _ = listener.recv_multipart()
     assert number == bytes(8)
@@ -305,11 +290,9 @@ def test_addresses_of_this_machine_are_bound(folder: Path, host: str) -> None:
     if "[" in host and not has_ipv6():
         pytest.skip("no IPv6 here")
     port = free_port()
-    stand = Stand(folder, endpoint=f"tcp://{host}:{port}", replay_endpoint=None)
-    stand.start()
+    Stand(folder, endpoint=f"tcp://{host}:{port}", replay_endpoint=None)
     heard = listen(f"tcp://{'[::1]' if '[' in host else '127.0.0.1'}:{port}")
     wait_until(lambda: heard.read(0.02), "the first batch")
-    stand.close()
 
 
 def has_ipv6() -> bool:
@@ -355,7 +338,6 @@ def test_a_socket_path_is_taken_over_only_from_a_dead_engine(folder: Path) -> No
 
 def test_an_offline_engine_publishes_its_events(folder: Path) -> None:
     stand = Stand(folder)
-    stand.start()
     heard = connected(stand)
     engine = OfflineEngine(
         stand.life.core, EngineInfo(model="m", max_model_len=200, max_num_seqs=16), stand.publisher
