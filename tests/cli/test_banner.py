@@ -102,9 +102,7 @@ def test_the_shown_address_is_usable() -> None:
 
 
 def test_degraded_settings_give_one_warning_line() -> None:
-    import msgspec
-
-    info = msgspec.structs.replace(INFO, notes=("fp8 became bfloat16", "shorter context"))
+    info = replace(INFO, notes=("fp8 became bfloat16", "shorter context"))
     lines = shown(["x"], (EngineStatus("ready"), info))
     assert [line for line in lines if line.startswith("warning")] == [
         "warning   fp8 became bfloat16; shorter context"

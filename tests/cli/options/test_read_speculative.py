@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from chorale.config.engine import EngineConfig
 from chorale.config.read_speculative import read_speculative
 from chorale.config.speculative import SpeculativeConfig, check_ranks_of_head
 from chorale.engine.types import EngineLimits
@@ -117,7 +115,6 @@ def test_synthetic_acceptance_is_labelled() -> None:
         ({"method": "dspark", "model": "x/y"}, "block diffusion"),
         ({**NGRAM, "parallel_drafting": True}, "needs a head"),
         ({**HEAD, "parallel_drafting": 1}, "true or false"),
-        ({"method": "dflash", "model": "x/y", "num_speculative_tokens": 17}, "1 to 16"),
         ({**HEAD, "tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
         ({**HEAD, "model": 7}, "model must be a string"),
         ({**NGRAM, "num_speculative_tokens_per_batch_size": [[1, 8, 2], [8, 9, 1]]}, "overlap"),
@@ -160,9 +157,3 @@ def test_the_head_is_replicated() -> None:
     check_ranks_of_head(read(**HEAD, draft_tensor_parallel_size=4), 4)
     with pytest.raises(ConfigError, match="each rank has the whole head"):
         check_ranks_of_head(read(**HEAD, draft_tensor_parallel_size=2), 4)
-
-
-def test_the_engine_process_gets_the_whole_config() -> None:
-    config = read(**NGRAM, num_speculative_tokens_per_batch_size=[[1, 8, 2]], disable_by_batch_size=9)
-    sent = msgspec.msgpack.encode(EngineConfig(speculative_config=config))
-    assert msgspec.msgpack.decode(sent, type=EngineConfig).speculative_config == config
