@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -17,8 +16,10 @@ from chorale.errors import ConfigError
 from chorale.tools.contract import CodeInterpreterRequest, RequestTools, WebSearchRequest
 from chorale.tools.python.wasm import module as interpreter
 from chorale.tools.service import container_id, probe_tools
-from tests.support.event_loop import run
+from tests.support.event_loop import run, until
+from tests.support.ports import free_port
 from tests.support.tools.drive import box_of, cite, drive, service_of
+from tests.support.tools.sdk_server import sdk_server
 
 BOTH = RequestTools(web_search=WebSearchRequest(), code_interpreter=CodeInterpreterRequest())
 
@@ -158,11 +159,14 @@ def test_a_missing_sandbox_is_reported_without_an_error(monkeypatch: pytest.Monk
         assert part in found.missing["python"]
 
 
-async def test_a_silent_tool_server_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tool_server_that_starts_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "_SEEK_SECONDS", 0.05)
-    async with service_of(servers=("127.0.0.1:1",)) as service:
-        assert "could not be reached" in service.missing["127.0.0.1:1"]
-        await asyncio.sleep(0.2)
+    port = free_port()
+    async with service_of(servers=(f"127.0.0.1:{port}",)) as service:
+        assert f"127.0.0.1:{port}" in service.missing
+        async with sdk_server(port=port):
+            await until(lambda: f"127.0.0.1:{port}" not in service.missing)
+            assert "sample" in service.available
 
 
 async def test_a_bug_in_a_tool_gives_a_failed_result(

@@ -15,9 +15,12 @@ SERVER = ROOT / "tests" / "support" / "tools" / "mcp_sdk_server.py"
 
 @contextlib.asynccontextmanager
 async def sdk_server(
-    python: str = sys.executable, transport: str = "streamable-http", name: str = "sample"
+    python: str = sys.executable,
+    transport: str = "streamable-http",
+    name: str = "sample",
+    port: int | None = None,
 ) -> AsyncIterator[int]:
-    port = free_port()
+    port = port or free_port()
     process = await asyncio.create_subprocess_exec(
         python,
         str(SERVER),
