@@ -48,7 +48,7 @@ class Grammar(msgspec.Struct, frozen=True, tag="grammar"):
 
 
 class Administer(msgspec.Struct, frozen=True, tag="administer"):
-    """A command for the rank's device (``FirstExecutor.control``), which a ``Ready`` answers."""
+    """A command for the rank's device (``LocalExecutor.control``), which a ``Ready`` answers."""
 
     command: Command
 

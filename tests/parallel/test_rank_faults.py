@@ -20,8 +20,8 @@ from chorale.errors import ChoraleError, ConfigError, EngineError, GpuError
 from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.parallel.communicator import CommunicationError, Communicator
-from chorale.parallel.executor import RankedExecutor
 from chorale.parallel.processes import RankProcesses
+from chorale.runtime.executor import LocalExecutor
 from chorale.serve.engine.build import build_engine
 from chorale.serve.engine.rank_process import CurrentStep
 from tests.parallel.test_shared_model import ODD
@@ -44,8 +44,9 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ranks_of(core: EngineCore) -> RankProcesses:
     executor = core._executor
-    assert isinstance(executor, RankedExecutor)
-    return executor._ranks
+    assert isinstance(executor, LocalExecutor)
+    assert executor._others is not None
+    return executor._others.processes
 
 
 def shared_memory(pids: Sequence[int]) -> set[str]:
@@ -277,11 +278,10 @@ def test_a_command_that_does_not_exist() -> None:
 LONE = """
 import sys, time
 from chorale.config.engine import EngineConfig
-from chorale.parallel.executor import RankedExecutor
 from chorale.serve.engine.build import build_engine
 options = {"tensor_parallel_size": 2, "num_threads": 1, "max_model_len": 128}
 core, _ = build_engine(EngineConfig(model=sys.argv[1], **options))
-print(*core._executor._ranks.pids, flush=True)
+print(*core._executor._others.processes.pids, flush=True)
 time.sleep(60)
 """
 

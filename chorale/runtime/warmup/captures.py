@@ -9,7 +9,6 @@ import numpy as np
 
 from chorale.engine.types import CacheGroup, EngineLimits, StepPlan
 from chorale.kernels.adapters import ATTENTION, EXPERTS
-from chorale.parallel.executor import RankedExecutor
 from chorale.parallel.wire import WorkerCall
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.progress import Progress
@@ -30,11 +29,10 @@ from chorale.runtime.warmup.plans import eager_plan
 # Seconds at start-up for graphs after the first ones. The rest is captured after a second without work, one
 # at a time, so that a request waits for at most one capture.
 CAPTURE_SECONDS = 1.0
-AnyExecutor = LocalExecutor | RankedExecutor  # of one rank, or of all ranks
 Preparation = tuple[WorkerCall, bool]  # the call that captures a graph, and whether it runs at start-up
 
 
-def warm_up(executor: AnyExecutor, resolved: Resolved) -> None:
+def warm_up(executor: LocalExecutor, resolved: Resolved) -> None:
     """Runs the first step while the pool is unused. Raises ``EngineError``."""
     executor.execute(first_plan(resolved.limits))()
 
@@ -46,7 +44,7 @@ def first_plan(limits: EngineLimits) -> StepPlan:
 
 
 def capture_first(
-    executor: AnyExecutor, resolved: Resolved, report: Progress, budget: float = CAPTURE_SECONDS
+    executor: LocalExecutor, resolved: Resolved, report: Progress, budget: float = CAPTURE_SECONDS
 ) -> None:
     """Captures the common steps, runs the largest, and continues for ``budget`` seconds.
 

@@ -26,8 +26,7 @@ from chorale.machine.hardware import available_memory
 from chorale.model.checkpoint import digest_weights
 from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_head, resolve_model
-from chorale.parallel.executor import RankedAdapters, RankedExecutor
-from chorale.runtime.executor import LocalExecutor
+from chorale.parallel.services import RankedAdapters
 from chorale.runtime.gpu_faults import explained
 from chorale.runtime.progress import Progress
 from chorale.runtime.sampling.grammar import GrammarCache
@@ -118,11 +117,11 @@ def _build(rank_device: RankDevice, start: _Start) -> tuple[EngineCore, EngineIn
     phases, pool, ranks = start.phases, start.pool, start.ranks
     grammars = GrammarCache(start.model.vocab_size)
     found = build_rank(start.config, start.folder, start.model, rank_device, grammars, phases, pool)
-    executor: LocalExecutor | RankedExecutor = found.executor
+    executor = found.executor
     service: GrammarService = grammars
     adapters: AdapterService | None = found.adapters
     if ranks is not None:
-        executor, service = ranks.join(found.executor, grammars)
+        service = ranks.join(executor, grammars)
         adapters = None if adapters is None else RankedAdapters(adapters, ranks.processes)
     with phases.phase("warm_up"):
         warm_up(executor, found.resolved)

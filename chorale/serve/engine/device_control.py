@@ -5,14 +5,15 @@ from __future__ import annotations
 from chorale.config.engine import EngineConfig
 from chorale.engine.commands import MEMORY, PROFILER_IS_OFF, SLEEP_IS_OFF, UPDATES, Command, DeviceControl
 from chorale.errors import ConflictError
+from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.sizing.resolve import Resolved
-from chorale.runtime.warmup.captures import AnyExecutor, capture_first, warm_up
+from chorale.runtime.warmup.captures import capture_first, warm_up
 
 
 class EngineDevice(DeviceControl):
     """Sleeps, wakes up and profiles."""
 
-    def __init__(self, config: EngineConfig, executor: AnyExecutor, resolved: Resolved) -> None:
+    def __init__(self, config: EngineConfig, executor: LocalExecutor, resolved: Resolved) -> None:
         self._config, self._executor, self._resolved = config, executor, resolved
         self._is_profiling = False
         self._missing: set[str] = set()  # released memory

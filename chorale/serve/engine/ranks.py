@@ -22,13 +22,13 @@ from chorale.machine.processes import module_command
 from chorale.model.config import ModelConfig
 from chorale.parallel.communicator import Communicator
 from chorale.parallel.distributed import connect
-from chorale.parallel.executor import RankedExecutor, RankedGrammars
 from chorale.parallel.processes import RankProcesses
 from chorale.parallel.rank import Rank
+from chorale.parallel.services import RankedGrammars
 from chorale.parallel.shares import shares_of
 from chorale.parallel.wire import Machine, encode
 from chorale.runtime.device import Device
-from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.executor import LocalExecutor, OtherRanks
 from chorale.runtime.gpu_faults import explain
 from chorale.runtime.sizing.memory import gib
 from chorale.runtime.sizing.resolve import Resolved
@@ -125,12 +125,12 @@ class StartedRanks:
         """Returns the kinds of links between the ranks' GPUs ("NVLink (NV18)"), or "" if they are unknown."""
         return "" if self._links is None else self._links.found()
 
-    def join(self, first: LocalExecutor, grammars: GrammarService) -> tuple[RankedExecutor, RankedGrammars]:
-        """Wait until all ranks have loaded. Returns an executor and grammars for ``first`` and all others."""
+    def join(self, first: LocalExecutor, grammars: GrammarService) -> RankedGrammars:
+        """Wait until all ranks have loaded, and let ``first`` use them. Returns the grammars of all ranks."""
         self.processes.wait_ready()
         assert self._communicator is not None
-        executor = RankedExecutor(first, self.processes, self._communicator, self._private)
-        return executor, RankedGrammars(grammars, self.processes)
+        first.join(OtherRanks(self.processes, self._communicator, self._private))
+        return RankedGrammars(grammars, self.processes)
 
     def close(self) -> None:
         if self._communicator is not None:
