@@ -130,11 +130,11 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "unknown type": (as_type(NORM, torch.int64), f"{SHARD}: {NORM}: dtype 'I64' is not one of"),
     "last byte": (
         lambda folder: os.truncate(folder / SHARD, (folder / SHARD).stat().st_size - 1),
-        f"{SHARD}: {LAYER}mlp.experts.down_proj_scales: truncated",
+        f"{SHARD}: not a whole safetensors file",
     ),
     "more bytes": (
         lambda folder: (folder / SHARD).write_bytes((folder / SHARD).read_bytes() + b"more"),
-        "4 bytes after the last tensor",
+        f"{SHARD}: not a whole safetensors file",
     ),
     "missing file": (lambda folder: (folder / SHARD).unlink(), f"{SHARD}: named by {INDEX_NAME} but missing"),
     "missing file without an index": (without_index, "model.layers.1.input_layernorm.weight: missing"),
@@ -209,51 +209,35 @@ def file_of(header: object, body: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + body
 
 
-@pytest.mark.parametrize(
-    ("entry", "expected"),
-    [
-        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, "does not fill"),
-        ({"dtype": "F32", "shape": [True, 2], "data_offsets": [0, 8]}, "shape"),
-        ({"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 8]}, "shape"),
-        ({"dtype": "F32", "shape": [2] * 99, "data_offsets": [0, 8]}, "shape"),
-        ({"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}, "hole"),
-        ({"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, "truncated"),
-        ({"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "after the last"),
-        ({"dtype": "object", "shape": [2], "data_offsets": [0, 8]}, "dtype"),
-        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 8], "code": "x"}, "exactly"),
-        ([], "exactly"),
-    ],
-)
-def test_false_headers_are_refused(tmp_path: Path, entry: object, expected: str) -> None:
-    path = tmp_path / "lie.safetensors"
-    path.write_bytes(file_of({"weights": entry}, bytes(8)))
-    with pytest.raises(CheckpointError, match=f"lie.safetensors: .*{expected}"):
-        SafetensorsFile(path)
-
-
 WHOLE = {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}
 
 
 @pytest.mark.parametrize(
-    ("header", "expected"),
+    "header",
     [
-        (b'{"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}, "a": {}}', ""),
-        (json.dumps({"a": WHOLE, "b": WHOLE}).encode(), "b: overlaps"),
-        (b'{"__metadata__": {"format": 3}}', ""),
-        (b'{"__metadata__": "pt"}', ""),
-        (b"{}", ""),
-        (b"[]", ""),
-        (b"\xff\xfe", ""),
-        (b"[" * 100_000, ""),
-        (b'{"a": ' * 50_000, ""),
+        {"a": WHOLE | {"dtype": "F32"}},
+        {"a": WHOLE | {"shape": [-8]}},
+        {"a": WHOLE | {"shape": [2**62, 2**62]}},
+        {"a": WHOLE | {"shape": [16], "data_offsets": [0, 16]}},
+        {"a": WHOLE | {"shape": [4], "data_offsets": [4, 8]}},
+        {"a": WHOLE, "b": WHOLE},
+        {"a": []},
+        {"red\n": WHOLE | {"data_offsets": [8, 0]}},
+        {"__metadata__": "pt"},
+        {},
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"a": ' * 50_000,
     ],
-    ids=range(9),
+    ids=range(13),
 )
-def test_header_is_no_header(tmp_path: Path, header: bytes, expected: str) -> None:
-    path = tmp_path / "odd.safetensors"
+def test_false_headers_are_refused(tmp_path: Path, header: object) -> None:
+    path = tmp_path / "lie.safetensors"
     path.write_bytes(file_of(header, bytes(8)))
-    with pytest.raises(CheckpointError, match=rf"odd\.safetensors: {expected}"):
+    with pytest.raises(CheckpointError, match=r"lie\.safetensors: ") as error:
         SafetensorsFile(path)
+    assert error.value.message.isprintable()
+    assert len(error.value.message) < 1000
 
 
 BIG = [2**31, 2**32 - 1, 2**40, 2**47, 2**53, 2**63, 2**64, 10**30]
