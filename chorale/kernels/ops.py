@@ -176,6 +176,18 @@ class SamplingInputs:
     # unused entries are -1, and the first is -1 if there are none. None: no row has early stops.
     early_stops: torch.Tensor | None = None
 
+    def at(self, some: slice | torch.Tensor) -> SamplingInputs:
+        """Return the parameters of some tokens: a slice, or indices [M] int64."""
+        allowed, filters, stops = self.allowed, self.filters, self.early_stops
+        return SamplingInputs(
+            self.keys[some],
+            self.temperature[some],
+            self.rows[some],
+            None if filters is None else filters[some],
+            None if allowed is None else Allowed(allowed.index[some], allowed.octets),
+            None if stops is None else stops[some],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:

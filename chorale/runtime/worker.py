@@ -28,15 +28,12 @@ from chorale.runtime.sampling.batch import SamplingBatch
 from chorale.runtime.sampling.grammar import Fetch, GrammarRows, Masks
 from chorale.runtime.sizing.graph_sizes import MIXED_ROWS
 from chorale.runtime.sizing.memory import LOGIT_ROWS, PROMPT_ROWS
-from chorale.runtime.steps.batch import (
-    DraftTensors,
-    StepBatch,
-    single_samples,
-)
+from chorale.runtime.steps.batch import DraftTensors, StepBatch, sample_layout, single_samples
+from chorale.runtime.steps.buffers import query_starts
 from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
 from chorale.runtime.steps.graphs import StepParts
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, dummy_plan
-from chorale.runtime.steps.results import PendingLogprobs, empty_result, grid_result, make_result
+from chorale.runtime.steps.results import PendingLogprobs, empty_result, make_result
 
 LogitsOf = Callable[[slice], torch.Tensor]  # slice of the samples -> their logits, float32
 
@@ -89,8 +86,11 @@ class Worker:
             return self._with_experts(plan, self._run_launched(plan, reach))
         if drafting is not None and drafting.graphs is not None and drafting.graphs.takes(plan):
             fetch = drafting.graphs.run(plan)
-            width = drafting.graphs.last_width
-            return self._with_experts(plan, lambda: grid_result(plan, fetch()), width)
+            width, layout = drafting.graphs.last_width, sample_layout(plan, query_starts(plan))
+            places = layout.entries * width + layout.offsets
+            return self._with_experts(
+                plan, lambda: make_result(plan, layout, [], [], [fetch()[places]]), width
+            )
         return self._with_experts(plan, self._run_launched(plan))
 
     def _with_experts(
@@ -278,7 +278,7 @@ class Worker:
     ) -> Fetch:
         tensors = [tokens]
         for part in wanted:
-            tensors.extend(part.tensors.tensors())
+            tensors.extend(part.tensors)
         if drafts is not None:
             tensors.append(drafts)
         # Cached, because the grammar may read the result first.

@@ -15,6 +15,7 @@ from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.engine_state import Drafter
 from chorale.engine.types import GenerateRequest, RowStart, SamplingSpec, TokenChunk, TokenLogprobs
+from chorale.kernels.ops import SamplingInputs
 from chorale.machine.hardware import Hardware
 from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
@@ -182,10 +183,13 @@ def sampling_batch(rows: RowSamplingState, chosen: Sequence[int], positions: Seq
         positions=places,
         processors=rows.processors_of(numbers),
         row_index=torch.from_numpy(numbers).long(),
-        keys=torch.from_numpy(rows.keys(numbers, places)),
-        temperature=floats[0],
-        filters=floats[1:].t(),
-        early_stops=torch.from_numpy(rows.early_stops(numbers, places)),
+        inputs=SamplingInputs(
+            torch.from_numpy(rows.keys(numbers, places)),
+            floats[0],
+            torch.from_numpy(numbers),
+            floats[1:].t(),
+            early_stops=torch.from_numpy(rows.early_stops(numbers, places)),
+        ),
     )
 
 

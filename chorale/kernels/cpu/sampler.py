@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import torch
 
@@ -19,7 +20,6 @@ class CpuSampler(ReferenceSampler):
     ) -> None:
         super().__init__(forbidden, rows_at_once, ids=ids)
         self._mask = forbidden.to(torch.uint8).contiguous()
-        self._no_rows = torch.empty(0, dtype=torch.int32)
 
     def __call__(
         self, logits: torch.Tensor, draws: SamplingInputs, last_token: torch.Tensor, out: torch.Tensor
@@ -32,17 +32,11 @@ class CpuSampler(ReferenceSampler):
         last_token[draws.rows.long()] = found.clamp(min=0)
 
     def choose(
-        self,
-        scores: torch.Tensor,
-        logits: torch.Tensor,
-        keys: torch.Tensor,
-        temperature: torch.Tensor,
-        filters: torch.Tensor | None,
-        needs: Needs,
+        self, scores: torch.Tensor, logits: torch.Tensor, draws: SamplingInputs, needs: Needs
     ) -> torch.Tensor:
         if self._columns is not None:
-            return super().choose(scores, logits, keys, temperature, filters, needs)
-        found = self._found(scores, SamplingInputs(keys, temperature, self._no_rows, filters))
+            return super().choose(scores, logits, draws, needs)
+        found = self._found(scores, replace(draws, allowed=None, early_stops=None))  # in ``scores`` already
         # The reason depends on the raw logits, but the library has seen the processed ones.
         is_finite = logits.amax(-1).isfinite()
         return torch.where(is_finite, found.where(found >= 0, NOTHING_ALLOWED), NO_FINITE_LOGITS)

@@ -170,11 +170,12 @@ def _follow_device(step: StepBatch, batch: ForwardBatch, state: DraftRowState) -
     rows, index = step.sampling.row_index, step.logits_index
     positions = batch.attention.positions[index] + 1
     is_early = (positions < state.may_stop_at[rows])[:, None]
-    sampling = replace(
-        step.sampling,
+    inputs = replace(
+        step.sampling.inputs,
         keys=position_keys(state.key_bases[rows], positions),
         early_stops=torch.where(is_early, state.stops[rows], -1),
     )
+    sampling = replace(step.sampling, inputs=inputs)
     following = batch.token_ids[(index + 1).clamp(max=len(batch.token_ids) - 1)]
     drafts = torch.where(step.drafts.drafts == NO_DRAFT, NO_DRAFT, following)
     return replace(step, sampling=sampling, drafts=DraftTensors(drafts, step.drafts.firsts))
@@ -185,6 +186,6 @@ def _pretend(step: StepBatch, profile: torch.Tensor) -> StepBatch:
     drafts = step.drafts
     assert drafts is not None
     offsets = torch.arange(len(drafts.firsts), device=profile.device) - drafts.firsts
-    words = step.sampling.keys[:, 1].long() & 0xFFFFFFFF
+    words = step.sampling.inputs.keys[:, 1].long() & 0xFFFFFFFF
     chances = profile[offsets.clamp(max=len(profile) - 1)]
     return replace(step, drafts=replace(drafts, pretended=words < chances * 2.0**32))

@@ -204,14 +204,11 @@ class VerifyGraphRunner(StepGraphs):
 
     def _sample(self, hidden: torch.Tensor, samples: torch.Tensor, filtered: bool) -> None:
         batch, count = self._batch, len(samples)
+        filters = batch.filters if filtered else None
+        draws = SamplingInputs(
+            batch.keys, batch.temperature, self._numbers, filters, early_stops=batch.early_stops
+        )
         for first in range(0, count, LOGIT_ROWS):
             some = slice(first, min(first + LOGIT_ROWS, count))
             logits = self._model.logits(hidden, self._index[some])
-            draws = SamplingInputs(
-                batch.keys[some],
-                batch.temperature[some],
-                self._numbers[some],
-                batch.filters[some] if filtered else None,
-                early_stops=batch.early_stops[some],
-            )
-            self._sampler.draw(logits, draws, self._unused, samples[some])
+            self._sampler.draw(logits, draws.at(some), self._unused, samples[some])

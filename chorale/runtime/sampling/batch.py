@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from chorale.kernels.ops import SamplingInputs
 from chorale.runtime.sampling.logits_processors import LogitsProcessors
 from chorale.runtime.sampling.row_state import RowSamplingState
 
@@ -25,10 +26,7 @@ class SamplingBatch:
     positions: npt.NDArray[np.int64]  # [N]
     processors: dict[int, LogitsProcessors]  # sample -> its row's processors
     row_index: torch.Tensor  # [N] int64, the same as rows
-    keys: torch.Tensor  # [N, 2] int32, see noise.py
-    temperature: torch.Tensor  # [N] float32; 0 for greedy rows
-    filters: torch.Tensor  # [N, 3] float32: top_k, top_p, min_p; the vocabulary's size, 1 and 0 when off
-    early_stops: torch.Tensor  # [N, EARLY_STOPS] int32, see SamplingInputs
+    inputs: SamplingInputs  # with filters, though no row may have one, and without grammars
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -42,8 +40,5 @@ class SamplingBatch:
             positions=self.positions[samples],
             processors=self.state.processors_of(rows),
             row_index=self.row_index[index],
-            keys=self.keys[index],
-            temperature=self.temperature[index],
-            filters=self.filters[index],
-            early_stops=self.early_stops[index],
+            inputs=self.inputs.at(index),
         )

@@ -7,7 +7,7 @@ Computed only for the rows that request them. They stay on the device until the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,7 @@ from chorale.engine.types import TokenLogprobs
 PIECE = 128  # columns; divides the vocabulary of gpt-oss
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobTensors:
+class LogprobTensors(NamedTuple):
     """M positions: the token's log-probability and rank, and K alternatives (best first) or named tokens."""
 
     token_ids: torch.Tensor  # [M] int64
@@ -28,9 +27,6 @@ class LogprobTensors:
     ranks: torch.Tensor  # [M] int64, 1 = most likely
     top_ids: torch.Tensor  # [M, K] int64
     top_logprobs: torch.Tensor  # [M, K] float32
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        return (self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs)
 
 
 def gather_logprobs(

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -102,8 +103,7 @@ class Sampler:
             gather = partial(shared_logprobs, own, all_gather)
         pairs = zip(logits.split(self._rows), token_ids.split(self._rows), strict=True)
         parts = [gather(some, ids, num_top, named, as_logits=self._is_logits) for some, ids in pairs]
-        columns = zip(*(part.tensors() for part in parts), strict=True)
-        return LogprobTensors(*(torch.cat(column) for column in columns))
+        return LogprobTensors(*map(torch.cat, zip(*parts, strict=True)))
 
     def logprobs_at(
         self,
@@ -128,9 +128,10 @@ class Sampler:
         if self._rank is not None:
             logits = gather_logits(self._rank, logits, len(self.forbidden))
         scores = self._processed(logits, batch, None if masks is None else masks.at(one))
-        heat = batch.temperature.unsqueeze(1)
+        draws = _draws(batch)
+        heat = draws.temperature.unsqueeze(1)
         chosen = scores.gather(1, token.unsqueeze(1)).div_(torch.where(heat > 0, heat, 1.0))
-        self._plain.filter(scores, batch.temperature, _filters(batch), _needs(batch))
+        self._plain.filter(scores, draws, _needs(batch))
         scores.masked_fill_(scores <= NEGLIGIBLE / 2, float("-inf")).scatter_(1, token.unsqueeze(1), chosen)
         return self.logprobs(scores, token, num_top, named, is_whole=True)
 
@@ -143,14 +144,7 @@ class Sampler:
         processed = np.array(sorted(batch.processors), np.int64)
         if len(processed) < len(batch):
             rows = torch.arange(len(batch), dtype=torch.int32, device=logits.device)
-            draws = SamplingInputs(
-                batch.keys,
-                batch.temperature,
-                rows,
-                _filters(batch),
-                self._allowed(masks, len(batch)),
-                batch.early_stops,
-            )
+            draws = replace(_draws(batch), rows=rows, allowed=self._allowed(masks, len(batch)))
             self.draw(logits, draws, torch.empty_like(tokens), tokens)
         for start in range(0, len(processed), self._rows):
             samples = processed[start : start + self._rows]
@@ -159,9 +153,7 @@ class Sampler:
             if self._rank is not None:
                 some = gather_logits(self._rank, some, len(self.forbidden))
             scores = self._processed(some, own, None if masks is None else masks.at(samples))
-            filters, needs = _filters(own), _needs(own)
-            chosen = self._plain.choose(scores, some, own.keys, own.temperature, filters, needs)
-            tokens.index_copy_(0, index, chosen)
+            tokens.index_copy_(0, index, self._plain.choose(scores, some, _draws(own), _needs(own)))
         return tokens
 
     def _processed(self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None) -> torch.Tensor:
@@ -169,7 +161,8 @@ class Sampler:
         scores, allowed = self._plain.permitted(logits), self._allowed(masks, len(batch))
         if allowed is not None:
             self._plain.forbid(scores, allowed)
-        self._plain.forbid_stops(scores, batch.early_stops)
+        if batch.inputs.early_stops is not None:
+            self._plain.forbid_stops(scores, batch.inputs.early_stops)
         for row, processors in batch.processors.items():
             processors.apply(scores[row], int(batch.positions[row]))
         return scores
@@ -182,8 +175,9 @@ class Sampler:
         return Allowed(self._device.upload(index), masks.octets)
 
 
-def _filters(batch: SamplingBatch) -> torch.Tensor | None:
-    return batch.filters if batch.state.filters[batch.rows].any() else None
+def _draws(batch: SamplingBatch) -> SamplingInputs:
+    """Return the batch's inputs without filters if no row has one."""
+    return batch.inputs if batch.state.filters[batch.rows].any() else replace(batch.inputs, filters=None)
 
 
 def _needs(batch: SamplingBatch) -> Needs:

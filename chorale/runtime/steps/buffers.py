@@ -15,7 +15,7 @@ import torch
 
 from chorale.engine.types import DRAFT, EARLY_STOPS, CacheGroup, EngineLimits, StepPlan
 from chorale.kernels.draft_steps import LAST, DraftRowState
-from chorale.kernels.ops import AttentionMeta, ForwardBatch
+from chorale.kernels.ops import AttentionMeta, ForwardBatch, SamplingInputs
 from chorale.runtime.device import Device
 from chorale.runtime.sampling.batch import SamplingBatch
 from chorale.runtime.sampling.row_state import RowSamplingState
@@ -163,10 +163,13 @@ class Buffers:
             positions=positions,
             processors=self.rows.processors_of(sampled),
             row_index=rows.long(),
-            keys=keys.view(-1, 2),
-            temperature=numbers[0],
-            filters=numbers[1:].t(),
-            early_stops=early_stops.view(-1, EARLY_STOPS),
+            inputs=SamplingInputs(
+                keys.view(-1, 2),
+                numbers[0],
+                rows,
+                numbers[1:].t(),
+                early_stops=early_stops.view(-1, EARLY_STOPS),
+            ),
         )
 
     def _prompt_logprobs(self, plan: StepPlan, query_start: Int32) -> list[PromptLogprobs]:

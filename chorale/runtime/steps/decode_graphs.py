@@ -204,6 +204,7 @@ class DecodeGraphRunner(StepGraphs):
         given = DecodeInputs(columns[ROW], columns[COMPUTED], columns[TOKEN], columns[FULL_BLOCK:KEY_A])
         keys, floats = columns[KEY_A : KEY_B + 1].t(), columns[TEMPERATURE:STOPS].view(torch.float32)
         filters, stops = floats[1:].t() if filtered else None, columns[STOPS:].t()
+        draws = SamplingInputs(keys, floats[0], columns[ROW], filters, early_stops=stops)
         batch = forward_batch(self._state, self._index[:size], self._query_start, longest)
         decode_inputs = self._model.ops.decode_inputs
 
@@ -214,14 +215,7 @@ class DecodeGraphRunner(StepGraphs):
             for first in range(0, size, LOGIT_ROWS):
                 some = slice(first, min(first + LOGIT_ROWS, size))
                 logits = self._model.logits(hidden, self._index[some], adapters)
-                own = SamplingInputs(
-                    keys[some],
-                    floats[0, some],
-                    columns[ROW, some],
-                    None if filters is None else filters[some],
-                    early_stops=stops[some],
-                )
-                self._sampler.draw(logits, own, self._buffers.last_token, self.tokens[some])
+                self._sampler.draw(logits, draws.at(some), self._buffers.last_token, self.tokens[some])
             if size <= len(self._logits):
                 self._logits[:size].copy_(logits)
             else:

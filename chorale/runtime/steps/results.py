@@ -52,7 +52,7 @@ def make_result(
     num_sampled[bad + forbidden] -= 1
     logprobs: dict[int, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
-    width = len(LogprobTensors.__dataclass_fields__)
+    width = len(LogprobTensors._fields)
     for number, part in enumerate(wanted + prompt):
         some = arrays[1 + number * width : 1 + (number + 1) * width]
         found = logprobs if number < len(wanted) else prompt_logprobs
@@ -78,19 +78,3 @@ def _drafts_of(plan: StepPlan, made: npt.NDArray[Any]) -> IntArray:
     drafts[plan.samples] = made
     drafts[~plan.makes] = NO_TOKEN
     return drafts
-
-
-def grid_result(plan: StepPlan, samples: npt.NDArray[np.int64]) -> StepResult:
-    """Make a StepResult from [R * width] samples of a step in which every row samples after each token."""
-    samples = samples.reshape(len(plan.rows), -1)
-    used = np.arange(samples.shape[1]) < plan.num_new[:, None]
-    tokens = np.where(used, samples, REJECTED).astype(np.int32)
-    bad = np.flatnonzero((tokens == NO_TOKEN).any(1)).tolist()
-    forbidden = np.flatnonzero((tokens == FORBIDDEN).any(1)).tolist()
-    return StepResult(
-        step_id=plan.step_id,
-        token_ids=np.maximum(tokens, NO_TOKEN),
-        num_sampled=(tokens >= 0).sum(1, dtype=np.int32),
-        errors=dict.fromkeys(bad, BAD_LOGITS) | dict.fromkeys(forbidden, ALL_FORBIDDEN),
-        forbidden=frozenset(forbidden),
-    )

@@ -124,7 +124,8 @@ def test_rows_after_logits_processors_get_the_same_tokens(isa: str) -> None:
         scores[5] = -torch.inf
         scores[6, 33] = torch.inf
         needs = Needs(True, False, (some is not None,) * 3, 50)
-        found.append(sampler.choose(scores, logits, keys, temperature, some, needs))
+        draws = SamplingInputs(keys, temperature, torch.arange(rows).int(), some)
+        found.append(sampler.choose(scores, logits, draws, needs))
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
     none = [NO_FINITE_LOGITS, NO_FINITE_LOGITS, NO_FINITE_LOGITS, NOTHING_ALLOWED, NOTHING_ALLOWED]

@@ -250,11 +250,11 @@ def logprobs(ranks: Ranks) -> list[torch.Tensor]:
         ranks.sent.clear()
         found = shared_logprobs(own, gather, mine, tokens, num_top, named)
         wanted = gather_logprobs(rows, tokens, num_top, named)
-        for part, one_rank in zip(found.tensors(), wanted.tensors(), strict=True):
+        for part, one_rank in zip(found, wanted, strict=True):
             torch.testing.assert_close(part, one_rank, rtol=1e-5, atol=1e-5)
     assert len(ranks.sent) == (0 if ranks.in_kernels else 2)
     assert sum(ranks.sent) in (0, 3 * (8 + 8 * num_top) + 3 * 4)
-    return [tensor.float() for tensor in found.tensors()]
+    return [tensor.float() for tensor in found]
 
 
 def absent(ranks: Ranks) -> list[torch.Tensor]:

@@ -75,16 +75,12 @@ class ReferenceSampler:
             draws = self._columns.masks(draws)
         for start in range(0, len(logits), self.rows_at_once):
             some = slice(start, start + self.rows_at_once)
-            scores, allowed = self.permitted(logits[some]), draws.allowed
-            if allowed is not None and int(allowed.index[some].max()) >= 0:
-                self.forbid(scores, Allowed(allowed.index[some], allowed.octets))
-            stops = draws.early_stops
-            if stops is not None and int(stops[some, 0].max()) >= 0:
-                self.forbid_stops(scores, stops[some])
-            filters = None if draws.filters is None else draws.filters[some]
-            keys, temperature = draws.keys[some], draws.temperature[some]
-            needs = _needs(temperature, filters, self._vocab_size)
-            yield some, self.drawn(scores, keys, temperature, filters, needs)
+            scores, own = self.permitted(logits[some]), draws.at(some)
+            if own.allowed is not None and int(own.allowed.index.max()) >= 0:
+                self.forbid(scores, own.allowed)
+            if own.early_stops is not None and int(own.early_stops[:, 0].max()) >= 0:
+                self.forbid_stops(scores, own.early_stops)
+            yield some, self.drawn(scores, own, _needs(own, self._vocab_size))
 
     def permitted(self, logits: torch.Tensor) -> torch.Tensor:
         """Return a copy of at most ``rows_at_once`` rows with forbidden ids at -inf. The next call overwrites
@@ -105,49 +101,34 @@ class ReferenceSampler:
         scores.scatter_add_(1, torch.where(is_own, columns, 0), torch.where(is_own, float("-inf"), 0.0))
 
     def choose(
-        self,
-        scores: torch.Tensor,
-        logits: torch.Tensor,
-        keys: torch.Tensor,
-        temperature: torch.Tensor,
-        filters: torch.Tensor | None,
-        needs: Needs,
+        self, scores: torch.Tensor, logits: torch.Tensor, draws: SamplingInputs, needs: Needs
     ) -> torch.Tensor:
-        """Return tokens [N] int64. ``scores`` [N, V]: the ``logits`` after all logits processors; they are
-        overwritten.
+        """Return tokens [N] int64. ``scores`` [N, V]: the ``logits`` after all logits processors and masks;
+        they are overwritten.
 
         A row without a token gets ``NO_FINITE_LOGITS`` or ``NOTHING_ALLOWED``. Never waits for the device.
         """
-        return self.decide(self.drawn(scores, keys, temperature, filters, needs), logits)
+        return self.decide(self.drawn(scores, draws, needs), logits)
 
-    def drawn(
-        self,
-        scores: torch.Tensor,
-        keys: torch.Tensor,
-        temperature: torch.Tensor,
-        filters: torch.Tensor | None,
-        needs: Needs,
-    ) -> torch.Tensor:
+    def drawn(self, scores: torch.Tensor, draws: SamplingInputs, needs: Needs) -> torch.Tensor:
         """Return ``scores`` after temperature, filters and noise, of which the largest wins."""
-        self.filter(scores, temperature, filters, needs)
+        self.filter(scores, draws, needs)
         if needs.heat:
             space = (self._space[0][: len(scores)], self._space[1][: len(scores)])
-            noise = gumbel_noise(keys, self._steps, space)
+            noise = gumbel_noise(draws.keys, self._steps, space)
             if not needs.all_heat:
-                noise *= temperature.unsqueeze(1) > 0
+                noise *= draws.temperature.unsqueeze(1) > 0
             scores = noise.add_(scores)
         return scores
 
-    def filter(
-        self, scores: torch.Tensor, temperature: torch.Tensor, filters: torch.Tensor | None, needs: Needs
-    ) -> None:
+    def filter(self, scores: torch.Tensor, draws: SamplingInputs, needs: Needs) -> None:
         """Divide ``scores`` by the temperature, and add ``NEGLIGIBLE`` to those that filters remove."""
         if needs.heat:
             space = (self._space[0][: len(scores)], self._space[1][: len(scores)])
-            heat = temperature.unsqueeze(1)
+            heat = draws.temperature.unsqueeze(1)
             scores.div_(torch.where(heat > 0, heat, 1.0))
-            if filters is not None and any(needs.filters):
-                columns = zip(filters.unbind(1), needs.filters, strict=True)
+            if draws.filters is not None and any(needs.filters):
+                columns = zip(draws.filters.unbind(1), needs.filters, strict=True)
                 top_k, top_p, min_p = (column if is_used else None for column, is_used in columns)
                 filter_scores(scores, top_k, top_p, min_p, needs.most_k, space)
 
@@ -160,11 +141,11 @@ class ReferenceSampler:
         return token_or_reason(ids, scores.gather(1, token), most).squeeze(1)
 
 
-def _needs(temperature: torch.Tensor, filters: torch.Tensor | None, vocab_size: int) -> Needs:
-    heat = temperature > 0
-    if filters is None:
+def _needs(draws: SamplingInputs, vocab_size: int) -> Needs:
+    heat = draws.temperature > 0
+    if draws.filters is None:
         return Needs(bool(heat.any()), bool(heat.all()), (False, False, False), 0)
-    top_k, top_p, min_p = filters.unbind(1)
+    top_k, top_p, min_p = draws.filters.unbind(1)
     limited = heat & (top_k < vocab_size)
     uses = bool(limited.any()), bool((heat & (top_p < 1)).any()), bool((heat & (min_p > 0)).any())
     most_k = int(torch.where(limited, top_k, 0).max())
