@@ -25,7 +25,7 @@ from chorale.runtime.adapters import captures
 from chorale.runtime.drafts.drafting import Drafting
 from chorale.runtime.offload import PageTransfers
 from chorale.runtime.sampling.batch import SamplingBatch
-from chorale.runtime.sampling.grammar import Fetch, GrammarRows, Masks
+from chorale.runtime.sampling.grammar import Fetch, GrammarRows
 from chorale.runtime.sizing.graph_sizes import MIXED_ROWS
 from chorale.runtime.sizing.memory import LOGIT_ROWS, PROMPT_ROWS
 from chorale.runtime.steps.batch import DraftTensors, StepBatch, sample_layout, single_samples
@@ -121,12 +121,11 @@ class Worker:
             step = self._drafting.settled(plan, step, batch)
         prompt = self._score_prompts(hidden, step, adapters)
         layout = step.layout
-        masks = self._grammar.masks(step.sampling.rows, layout.drafts)
+        allowed = self._grammar.allowed(step.sampling.rows, layout.drafts)
         tokens, wanted = self._choose(
             lambda some: self._model.logits(hidden, step.logits_index[some], adapters),
-            step.sampling,
+            step.sampling.with_grammars(allowed),
             layout.entries,
-            masks,
             step.drafts,
         )
         drafts = None
@@ -194,8 +193,8 @@ class Worker:
         batch = self._buffers.sampling_of(plan.rows[again], positions)
         is_all = len(again) == len(plan.rows)
         index = None if is_all else self.device.upload(again.astype(np.int32)).long()
-        masks = self._grammar.masks(batch.rows)
-        tokens, wanted = self._choose(lambda some: graphs.logits(launch, some, index), batch, again, masks)
+        batch = batch.with_grammars(self._grammar.allowed(batch.rows))
+        tokens, wanted = self._choose(lambda some: graphs.logits(launch, some, index), batch, again)
         if index is not None:
             tokens = graphs.tokens[: len(plan.rows)].clone().index_copy_(0, index, tokens)
         fetch = self._start_download(tokens, wanted)
@@ -221,7 +220,6 @@ class Worker:
         logits_of: LogitsOf,
         batch: SamplingBatch,
         entries: npt.NDArray[np.int64],
-        masks: Masks | None,
         drafts: DraftTensors | None = None,
     ) -> tuple[torch.Tensor, list[PendingLogprobs]]:
         """Sample tokens [N] of a batch, and enqueue their log-probabilities where requested. Store the tokens
@@ -233,7 +231,7 @@ class Worker:
         if drafts is not None:  # after the last draft token it writes NO_DRAFT, which nothing reads
             for sample, processors in batch.processors.items():
                 processors.foresee(drafts.drafts[sample : sample + 1], int(batch.positions[sample]))
-        tokens, wanted = self._sample(logits_of, batch, entries, masks)
+        tokens, wanted = self._sample(logits_of, batch, entries)
         known, rows, kept = tokens.clamp(min=0), batch.row_index, None
         if drafts is not None:
             kept = drafts.kept(tokens)
@@ -246,30 +244,29 @@ class Worker:
         return tokens, wanted
 
     def _sample(
-        self, logits_of: LogitsOf, batch: SamplingBatch, entries: npt.NDArray[np.int64], masks: Masks | None
+        self, logits_of: LogitsOf, batch: SamplingBatch, entries: npt.NDArray[np.int64]
     ) -> tuple[torch.Tensor, list[PendingLogprobs]]:
         """Sample a few rows at a time: the logits of a thousand rows would take nearly a gigabyte."""
         if len(batch) <= LOGIT_ROWS:
-            return self._sample_some(logits_of(slice(None)), batch, entries, masks)
+            return self._sample_some(logits_of(slice(None)), batch, entries)
         tokens, wanted = [], []
         for first in range(0, len(batch), LOGIT_ROWS):
             some = slice(first, min(first + LOGIT_ROWS, len(batch)))
             samples = np.arange(some.start, some.stop)
             own = batch.at(samples, torch.arange(some.start, some.stop, device=batch.row_index.device))
-            own_masks = None if masks is None else masks.at(samples)
-            chosen, pending = self._sample_some(logits_of(some), own, entries[some], own_masks)
+            chosen, pending = self._sample_some(logits_of(some), own, entries[some])
             tokens.append(chosen)
             wanted += pending
         return torch.cat(tokens), wanted
 
     def _sample_some(
-        self, logits: torch.Tensor, batch: SamplingBatch, entries: npt.NDArray[np.int64], masks: Masks | None
+        self, logits: torch.Tensor, batch: SamplingBatch, entries: npt.NDArray[np.int64]
     ) -> tuple[torch.Tensor, list[PendingLogprobs]]:
-        tokens = self._sampler.sample(logits, batch, masks)
+        tokens = self._sampler.sample(logits, batch)
         wanted = []
         for sample in np.flatnonzero(batch.state.num_logprobs[batch.rows] >= 0).tolist():
             named = self._buffers.rows.named.get(int(batch.rows[sample]))
-            tensors = self._sampler.logprobs_at(sample, logits, tokens, batch, masks, named)
+            tensors = self._sampler.logprobs_at(sample, logits, tokens, batch, named)
             wanted.append(PendingLogprobs(int(entries[sample]), tensors))
         return tokens, wanted
 

@@ -60,8 +60,8 @@ class Forcer:
             self._rows[start.row] = self._texts[start.seed]
         return self._run(plan)
 
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch, masks: Any = None) -> torch.Tensor:
-        self._sample(logits, batch, masks)  # as it would be, for what it launches
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        self._sample(logits, batch)  # as it would be, for what it launches
         pairs = zip(batch.rows.tolist(), batch.positions.tolist(), strict=True)
         tokens = [self._rows[row].tokens[place] for row, place in pairs]
         return torch.tensor(tokens, dtype=torch.int64, device=logits.device)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from chorale.kernels.ops import SamplingInputs
+from chorale.kernels.ops import Allowed, SamplingInputs
 from chorale.runtime.sampling.logits_processors import LogitsProcessors
 from chorale.runtime.sampling.row_state import RowSamplingState
 
@@ -26,10 +26,13 @@ class SamplingBatch:
     positions: npt.NDArray[np.int64]  # [N]
     processors: dict[int, LogitsProcessors]  # sample -> its row's processors
     row_index: torch.Tensor  # [N] int64, the same as rows
-    inputs: SamplingInputs  # with filters, though no row may have one, and without grammars
+    inputs: SamplingInputs  # with filters, though no row may have one
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def with_grammars(self, allowed: Allowed | None) -> SamplingBatch:
+        return replace(self, inputs=replace(self.inputs, allowed=allowed))
 
     def at(self, samples: npt.NDArray[np.int64], index: torch.Tensor) -> SamplingBatch:
         """Return some of the samples; ``index`` is ``samples`` [M] int64 on the device."""

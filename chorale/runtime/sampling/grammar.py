@@ -31,6 +31,7 @@ from chorale.engine.types import NO_DRAFT, RowStart, SamplingSpec
 from chorale.grammar.matcher import MASK_WORDS, check_grammar, compile_grammar
 from chorale.grammar.matcher import warm as warm_tokenizer
 from chorale.harmony.vocab import VOCAB_SIZE
+from chorale.kernels.ops import Allowed
 from chorale.runtime.device import Arrays, Device
 
 CACHE_BYTES = 256 * 1024 * 1024  # room for eight agents with 128 tools of ten described arguments each
@@ -144,26 +145,17 @@ class _Row:
         return self.matcher
 
 
-@dataclass(frozen=True, slots=True)
-class Masks:
-    """Allowed tokens of some samples. ``octets`` [G, V / 8] uint8: one bit per token, lowest first."""
-
-    samples: npt.NDArray[np.int64]  # [G] ascending
-    octets: torch.Tensor
-
-    def at(self, samples: npt.NDArray[np.int64]) -> Masks | None:
-        """Return the masks of some ascending samples, numbered by their order; None if there are none."""
-        found = np.flatnonzero(np.isin(self.samples, samples))
-        if not len(found):
-            return None
-        octets = self.octets if len(found) == len(self.samples) else self.octets[found.tolist()]
-        return Masks(np.searchsorted(samples, self.samples[found]), octets)
+def allowed_at(device: Device, samples: npt.NDArray[np.int64], count: int, words: torch.Tensor) -> Allowed:
+    """Return what the masks ``words`` [G, MASK_WORDS] int32 allow these G of ``count`` samples."""
+    index = np.full(count, -1, np.int32)
+    index[samples] = np.arange(len(samples))
+    return Allowed(device.upload(index), words.view(torch.uint8))
 
 
-def allow_all_masks(device: Device, count: int) -> Masks:
-    """Make ``count`` masks that allow every token."""
-    words = np.full((count, MASK_WORDS), -1, np.int32)
-    return Masks(np.arange(count), device.upload(words).view(torch.uint8))
+def allow_all(device: Device, samples: npt.NDArray[np.int64], count: int) -> Allowed:
+    """Give these samples masks that allow every token."""
+    words = device.upload(np.full((len(samples), MASK_WORDS), -1, np.int32))
+    return allowed_at(device, samples, count, words)
 
 
 class GrammarRows:
@@ -191,7 +183,9 @@ class GrammarRows:
             matcher = None
         self._rows[start.row] = _Row(matcher)
 
-    def masks(self, rows: npt.NDArray[np.int32], drafts: npt.NDArray[np.int32] | None = None) -> Masks | None:
+    def allowed(
+        self, rows: npt.NDArray[np.int32], drafts: npt.NDArray[np.int32] | None = None
+    ) -> Allowed | None:
         """Return the masks of the sampled ``rows`` of a step, or None if none of them has a grammar.
 
         ``drafts``: as in ``SampleLayout``. A row whose matcher has failed gets an empty mask, and therefore
@@ -206,7 +200,7 @@ class GrammarRows:
         buffer = self._mask_buffer(len(matchers))
         self._fill(buffer.numpy(), matchers)
         samples = np.concatenate([np.arange(first, first + 1 + len(draft)) for first, _, draft in found])
-        return Masks(samples, self._device.send(buffer).view(torch.uint8))
+        return allowed_at(self._device, samples, len(rows), self._device.send(buffer))
 
     def _with_grammar(
         self, rows: npt.NDArray[np.int32], drafts: npt.NDArray[np.int32] | None

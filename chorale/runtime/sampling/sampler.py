@@ -25,18 +25,16 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from chorale.config.engine import LogprobsMode
-from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, MakeSampler, SamplingInputs
+from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, MakeSampler, SamplingInputs
 from chorale.kernels.reference.sampling.filters import NEGLIGIBLE
 from chorale.kernels.reference.sampling.sampling import Needs, ReferenceSampler
 from chorale.kernels.reference.sampling.shared_sampling import gather_logits
 from chorale.parallel.rank import Rank
 from chorale.runtime.device import Device
 from chorale.runtime.sampling.batch import SamplingBatch
-from chorale.runtime.sampling.grammar import Masks
 from chorale.runtime.sampling.logprobs import LogprobTensors, gather_logprobs, shared_logprobs
 
 NO_TOKEN, FORBIDDEN = NO_FINITE_LOGITS, NOTHING_ALLOWED
@@ -111,7 +109,6 @@ class Sampler:
         logits: torch.Tensor,
         tokens: torch.Tensor,
         batch: SamplingBatch,
-        masks: Masks | None,
         named: torch.Tensor | None = None,
     ) -> LogprobTensors:
         """Return the log-probabilities of one sample of a batch, whose tokens are ``tokens`` [N].
@@ -123,11 +120,10 @@ class Sampler:
         logits, token = logits[own], tokens[own].clamp(min=0)
         if not self._is_processed:
             return self.logprobs(logits, token, num_top, named)
-        one = np.array([sample])
-        batch = batch.at(one, torch.arange(sample, sample + 1, device=logits.device))
+        batch = batch.at(np.array([sample]), torch.arange(sample, sample + 1, device=logits.device))
         if self._rank is not None:
             logits = gather_logits(self._rank, logits, len(self.forbidden))
-        scores = self._processed(logits, batch, None if masks is None else masks.at(one))
+        scores = self._processed(logits, batch)
         draws = _draws(batch)
         heat = draws.temperature.unsqueeze(1)
         chosen = scores.gather(1, token.unsqueeze(1)).div_(torch.where(heat > 0, heat, 1.0))
@@ -135,7 +131,7 @@ class Sampler:
         scores.masked_fill_(scores <= NEGLIGIBLE / 2, float("-inf")).scatter_(1, token.unsqueeze(1), chosen)
         return self.logprobs(scores, token, num_top, named, is_whole=True)
 
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None) -> torch.Tensor:
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         """Return tokens [N] int64 for ``logits`` [N, V] float32, which is not changed.
 
         A row without a token gets ``NO_TOKEN`` or ``FORBIDDEN``.
@@ -144,35 +140,27 @@ class Sampler:
         processed = np.array(sorted(batch.processors), np.int64)
         if len(processed) < len(batch):
             rows = torch.arange(len(batch), dtype=torch.int32, device=logits.device)
-            draws = replace(_draws(batch), rows=rows, allowed=self._allowed(masks, len(batch)))
-            self.draw(logits, draws, torch.empty_like(tokens), tokens)
+            self.draw(logits, replace(_draws(batch), rows=rows), torch.empty_like(tokens), tokens)
         for start in range(0, len(processed), self._rows):
             samples = processed[start : start + self._rows]
             index = self._device.upload(samples.astype(np.int32)).long()
             own, some = batch.at(samples, index), logits[index]
             if self._rank is not None:
                 some = gather_logits(self._rank, some, len(self.forbidden))
-            scores = self._processed(some, own, None if masks is None else masks.at(samples))
+            scores = self._processed(some, own)
             tokens.index_copy_(0, index, self._plain.choose(scores, some, _draws(own), _needs(own)))
         return tokens
 
-    def _processed(self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None) -> torch.Tensor:
+    def _processed(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         """Return a copy of a few rows after masks and logits processors. The next call overwrites it."""
-        scores, allowed = self._plain.permitted(logits), self._allowed(masks, len(batch))
-        if allowed is not None:
-            self._plain.forbid(scores, allowed)
+        scores = self._plain.permitted(logits)
+        if batch.inputs.allowed is not None:
+            self._plain.forbid(scores, batch.inputs.allowed)
         if batch.inputs.early_stops is not None:
             self._plain.forbid_stops(scores, batch.inputs.early_stops)
         for row, processors in batch.processors.items():
             processors.apply(scores[row], int(batch.positions[row]))
         return scores
-
-    def _allowed(self, masks: Masks | None, count: int) -> Allowed | None:
-        if masks is None:
-            return None
-        index: npt.NDArray[np.int32] = np.full(count, -1, np.int32)
-        index[masks.samples] = np.arange(len(masks.samples), dtype=np.int32)
-        return Allowed(self._device.upload(index), masks.octets)
 
 
 def _draws(batch: SamplingBatch) -> SamplingInputs:

@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from chorale.engine.types import StepPlan
+from chorale.kernels.ops import Allowed
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.sampling.grammar import GrammarRows, Masks, allow_all_masks
+from chorale.runtime.sampling.grammar import GrammarRows, allow_all
 from chorale.runtime.warmup.captures import Preparation
 
 if TYPE_CHECKING:
@@ -87,5 +88,7 @@ def _nothing() -> None:
 class AllowAllGrammars(GrammarRows):
     """Gives every row a grammar that allows every token, without compiling one."""
 
-    def masks(self, rows: npt.NDArray[np.int32], drafts: npt.NDArray[np.int32] | None = None) -> Masks | None:
-        return allow_all_masks(self._device, len(rows))
+    def allowed(
+        self, rows: npt.NDArray[np.int32], drafts: npt.NDArray[np.int32] | None = None
+    ) -> Allowed | None:
+        return allow_all(self._device, np.arange(len(rows)), len(rows))

@@ -23,7 +23,6 @@ from chorale.kernels.triton.sampling.decode_inputs import decode_inputs
 from chorale.kernels.triton.sampling.sample import make_sampler, sample
 from chorale.machine.hardware import Hardware
 from chorale.runtime.device import CpuDevice, open_device
-from chorale.runtime.sampling.grammar import Masks
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.steps.buffers import Buffers
@@ -170,16 +169,16 @@ def test_sampler_with_grammars_equals_plain_torch() -> None:
     buffers.rows = rows
     batch = buffers.sampling_of(np.arange(6, dtype=np.int32), np.full(6, 3))
     octets = np.random.default_rng(0).integers(0, 256, (3, 12)).astype(np.uint8)
-    places = np.array([1, 3, 5])
+    index = torch.tensor([-1, 0, -1, 1, -1, 2], dtype=torch.int32, device=DEVICE)
+    batch = batch.with_grammars(Allowed(index, torch.from_numpy(octets).to(DEVICE)))
     logits = torch.randn(6, 96, generator=torch.Generator().manual_seed(4)).to(DEVICE)
-    masks = Masks(places, torch.from_numpy(octets).to(DEVICE))
     found = [
-        Sampler(device, 96, (0,), make).sample(logits, batch, masks).tolist()
+        Sampler(device, 96, (0,), make).sample(logits, batch).tolist()
         for make in (make_sampler, ReferenceSampler)
     ]
     assert found[0] == found[1]
     allowed = np.unpackbits(octets, 1, bitorder="little")
-    assert all(allowed[number, found[0][place]] for number, place in enumerate(places))
+    assert all(allowed[number, found[0][place]] for number, place in enumerate((1, 3, 5)))
 
 
 @pytest.mark.parametrize("block", [4, 16])

@@ -15,7 +15,7 @@ from chorale.grammar.frames import raw_grammar
 from chorale.grammar.matcher import MASK_WORDS
 from chorale.kernels.ops import Allowed
 from chorale.kernels.reference.sampling.sampling import ReferenceSampler
-from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks
+from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from tests.support.grammar.schema_cases import VOCAB, obj
 from tests.support.runtime import CPU
 
@@ -60,20 +60,18 @@ def test_a_matcher_in_error_forbids_every_token_of_its_row_alone(failed: tuple[b
             eos_token_ids=(7,),
         )
         rows.start(start)
-    masks = rows.masks(np.arange(len(failed), dtype=np.int32))
-    assert masks is not None
-    allowed = masks.octets.view(len(failed), 4 * MASK_WORDS)
-    assert [bool(row.any()) for row in allowed] == [not each for each in failed]
+    found = rows.allowed(np.arange(len(failed), dtype=np.int32))
+    assert found is not None
+    assert found.index.tolist() == list(range(len(failed)))
+    octets = found.octets.view(len(failed), 4 * MASK_WORDS)
+    assert [bool(row.any()) for row in octets] == [not each for each in failed]
 
 
-def apply(masks: Masks, scores: torch.Tensor, first: int) -> None:
+def apply(allowed: Allowed, scores: torch.Tensor, first: int) -> None:
     """Forbid what the masks do not allow in ``scores`` [N, V], which are the samples from ``first`` on."""
-    index = torch.full((len(scores),), -1, dtype=torch.int32)
-    for number, sample in enumerate(masks.samples.tolist()):
-        if first <= sample < first + len(scores):
-            index[sample - first] = number
+    index = allowed.index[first : first + len(scores)]
     sampler = ReferenceSampler(torch.zeros(scores.shape[1], dtype=torch.uint8), len(scores))
-    sampler.forbid(scores, Allowed(index, masks.octets))
+    sampler.forbid(scores, Allowed(index, allowed.octets))
 
 
 def test_masks_allow_what_their_bits_say() -> None:
@@ -84,11 +82,12 @@ def test_masks_allow_what_their_bits_say() -> None:
     for row, grammar in enumerate(grammars):
         spec = SamplingSpec(grammar=grammar)
         rows.start(RowStart(2 * row, np.zeros(1, np.int32), 1, spec, 0, ()))
-    several = rows.masks(np.arange(20, dtype=np.int32))
+    several = rows.allowed(np.arange(20, dtype=np.int32))
     assert several is not None
-    assert several.samples.tolist() == list(range(0, 20, 2))
-    for sample, char in zip(several.samples.tolist(), "abcdefghij", strict=True):
-        one = rows.masks(np.array([sample], np.int32))
+    samples = (several.index >= 0).nonzero().flatten().tolist()
+    assert samples == list(range(0, 20, 2))
+    for sample, char in zip(samples, "abcdefghij", strict=True):
+        one = rows.allowed(np.array([sample], np.int32))
         assert one is not None
         scores = torch.zeros(1, MASK_WORDS * 32)
         apply(one, scores, 0)
@@ -113,9 +112,9 @@ def test_masks_overwrite_the_previous_content_of_their_memory() -> None:
             grammar = raw_grammar(regex("[0-9]+", "x")) if row != 3 else "no grammar"  # 3: nothing allowed
             rows.start(RowStart(row, np.zeros(1, np.int32), 1, SamplingSpec(grammar=grammar), 0, ()))
         for some in (np.arange(12, dtype=np.int32), np.arange(2, 5, dtype=np.int32)):
-            masks = rows.masks(some)
-            assert masks is not None
-            found.append(masks.octets.clone())
+            allowed = rows.allowed(some)
+            assert allowed is not None
+            found.append(allowed.octets.clone())
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
     assert not found[0][3].any()

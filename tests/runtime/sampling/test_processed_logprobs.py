@@ -52,7 +52,7 @@ def scored(sampler: Sampler, cases: list[Case], logits: torch.Tensor) -> list[Lo
     positions = [len(case.prompt) + len(case.output) for case in cases]
     batch = sampling_batch(start_rows(asking), range(len(cases)), positions)
     tokens = sampler.sample(logits, batch)
-    return [sampler.logprobs_at(row, logits, tokens, batch, None) for row in range(len(cases))]
+    return [sampler.logprobs_at(row, logits, tokens, batch) for row in range(len(cases))]
 
 
 def replaced(case: Case, **changes: Any) -> Case:
@@ -112,7 +112,7 @@ def test_the_drawn_token_is_never_removed() -> None:
     logits = torch.arange(V, dtype=torch.float32).unsqueeze(0)
     batch = sampling_batch(start_rows([case]), [0], [len(case.prompt) + len(case.output)])
     sampler = Sampler(CPU, V, (), mode="processed_logprobs")
-    found = sampler.logprobs_at(0, logits, torch.tensor([50]), batch, None)
+    found = sampler.logprobs_at(0, logits, torch.tensor([50]), batch)
     assert found.logprobs[0].isfinite()
     assert found.top_logprobs[0].isfinite().tolist() == [True, True, False]
 
@@ -135,7 +135,7 @@ def test_ranks_give_the_same(mode: Any) -> None:
         batch = sampling_batch(start_rows(asking), range(len(cases)), positions)
         part = logits[:, own]
         tokens = sampler.sample(part, batch)
-        return [list(sampler.logprobs_at(row, part, tokens, batch, None)) for row in range(len(cases))]
+        return [list(sampler.logprobs_at(row, part, tokens, batch)) for row in range(len(cases))]
 
     expected = on_rank(None)
     sizes = make_config(layers=1, heads=4, kv_heads=2, experts=2, hidden=32, inter=128, vocab=V)

@@ -27,7 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from chorale.config.engine import EngineConfig
-from chorale.kernels.ops import Ops
+from chorale.kernels.ops import Allowed, Ops
 from chorale.kernels.triton import launch, shared_ops
 from chorale.kernels.triton.dense import linear, qkv
 from chorale.kernels.triton.moe import packing
@@ -47,7 +47,7 @@ from chorale.parallel.shares import make_shares
 from chorale.runtime.build_worker import make_worker
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks, allow_all_masks
+from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, allow_all
 from chorale.runtime.sizing.graph_sizes import MIXED_ROWS, MIXED_TOKENS
 from chorale.runtime.sizing.resolve import Resolved, resolve
 from chorale.runtime.warmup import captures
@@ -171,12 +171,11 @@ class SomeGrammars(GrammarRows):
 
     some = False
 
-    def masks(self, rows: np.ndarray, drafts: np.ndarray | None = None) -> Masks | None:
+    def allowed(self, rows: np.ndarray, drafts: np.ndarray | None = None) -> Allowed | None:
         samples = np.arange(0, len(rows), 2)
         if not self.some or not len(samples):
             return None
-        found = allow_all_masks(self._device, len(samples))
-        return Masks(samples, found.octets)
+        return allow_all(self._device, samples, len(rows))
 
 
 def serve(executor: LocalExecutor, found: Resolved, grammar: SomeGrammars) -> None:
