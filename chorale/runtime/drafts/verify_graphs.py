@@ -19,55 +19,10 @@ from chorale.kernels.ops import SamplingInputs
 from chorale.runtime.drafts.head_runner import HeadRunner, ReadTokens
 from chorale.runtime.sizing.graph_sizes import context_sizes, draft_sizes, pick
 from chorale.runtime.sizing.memory import LOGIT_ROWS
-from chorale.runtime.steps.graphs import StepGraphs, StepParts, forward_batch
+from chorale.runtime.steps.graphs import StepGraphs, StepParts, entries_of_appends, forward_batch
 
 ROW, COMPUTED, NUM_DRAFTS, DRAFTING, FIRST_NEW, BLOCKS = range(6)
 TOKENS = BLOCKS + 2 * NEW_BLOCKS  # the first of ``width`` columns
-
-
-class VerifyPacker:
-    """Packs a plan into the columns of its step. Owns a scratch array, so it is not reentrant."""
-
-    def __init__(self, spare_row: int) -> None:
-        self._spare_row = spare_row
-        self._entry: IntArray = np.full(spare_row + 1, -1, np.int32)
-
-    def pack(self, plan: StepPlan, columns: IntArray) -> bool:
-        """Fill ``columns`` [TOKENS + width, rows].
-
-        Returns False if some row gains too many or non-adjacent blocks: then the blocks must be appended
-        before.
-        """
-        count, width = len(plan.rows), len(columns) - TOKENS
-        columns[:] = 0
-        columns[BLOCKS:TOKENS] = -1
-        columns[ROW] = columns[DRAFTING] = self._spare_row
-        columns[ROW, :count] = plan.rows
-        columns[COMPUTED, :count] = plan.num_computed
-        num_drafts = plan.num_new - 1
-        columns[NUM_DRAFTS, :count] = num_drafts
-        if plan.makes is not None:
-            columns[DRAFTING, :count] = np.where(plan.makes, plan.rows, self._spare_row)
-        firsts = np.cumsum(plan.num_new) - plan.num_new
-        for offset in range(width):
-            columns[TOKENS + offset, :count] = plan.token_ids[firsts + np.minimum(offset, num_drafts)]
-        return not len(plan.appends) or self._pack_blocks(plan, columns)
-
-    def _pack_blocks(self, plan: StepPlan, columns: IntArray) -> bool:
-        group, row, index, block = plan.append_columns
-        self._entry[plan.rows] = np.arange(len(plan.rows), dtype=np.int32)
-        entries = self._entry[row]
-        self._entry[plan.rows] = -1
-        if (entries < 0).any():
-            return False
-        first = columns[FIRST_NEW]
-        first[entries] = np.iinfo(np.int32).max
-        np.minimum.at(first, entries, index)
-        number = index - first[entries]
-        if (number >= NEW_BLOCKS).any():
-            return False
-        columns[BLOCKS + group * NEW_BLOCKS + number, entries] = block
-        return True
 
 
 class VerifyGraphRunner(StepGraphs):
@@ -91,7 +46,6 @@ class VerifyGraphRunner(StepGraphs):
         super().__init__(parts, most_rows * (TOKENS + 1 + most_drafts), count)
         self._state, self._head, self._longest = state, head, longest
         self._sizes, self._most_drafts = tuple(sizes), most_drafts
-        self._packer = VerifyPacker(parts.buffers.spare_row)
         self._profile = profile
         self.last_width = 0  # tokens of each row in the newest step
 
@@ -138,14 +92,39 @@ class VerifyGraphRunner(StepGraphs):
         width, longest = self._size_of(rows, needed, longest, filtered)
         self.last_width = width
         replay = self.graph(rows, width, longest, filtered)
-        size = rows * (TOKENS + width)
-        staging = self._stage()
-        columns = staging.inputs[:size]
-        if not self._packer.pack(plan, columns.numpy().reshape(TOKENS + width, rows)):
-            self._buffers.append_blocks(plan)
-        self._inputs[:size].copy_(columns, non_blocking=True)
-        replay()
+        staging = self._replay(replay, plan, TOKENS + width, rows)
         return self._download(staging, self._accepted.tokens[: len(plan.rows) * width])
+
+    def _pack(self, plan: StepPlan, columns: IntArray) -> bool:
+        """Returns False if some row gains too many or non-adjacent blocks."""
+        count, num_drafts = len(plan.rows), plan.num_new - 1
+        self._pad(columns)
+        columns[ROW, :count] = plan.rows
+        columns[COMPUTED, :count] = plan.num_computed
+        columns[NUM_DRAFTS, :count] = num_drafts
+        if plan.makes is not None:
+            columns[DRAFTING, :count] = np.where(plan.makes, plan.rows, self._buffers.spare_row)
+        firsts = np.cumsum(plan.num_new) - plan.num_new
+        for offset in range(len(columns) - TOKENS):
+            columns[TOKENS + offset, :count] = plan.token_ids[firsts + np.minimum(offset, num_drafts)]
+        if not len(plan.appends):
+            return True
+        entries, (group, _, index, block) = entries_of_appends(plan), plan.append_columns
+        if (entries < 0).any():
+            return False
+        first = columns[FIRST_NEW]
+        first[entries] = np.iinfo(np.int32).max
+        np.minimum.at(first, entries, index)
+        number = index - first[entries]
+        if (number >= NEW_BLOCKS).any():
+            return False
+        columns[BLOCKS + group * NEW_BLOCKS + number, entries] = block
+        return True
+
+    def _pad(self, columns: IntArray) -> None:
+        columns[:] = 0
+        columns[BLOCKS:TOKENS] = -1
+        columns[ROW] = columns[DRAFTING] = self._buffers.spare_row
 
     # ------------------------------------------------------------------ contents of a graph
 
@@ -160,9 +139,8 @@ class VerifyGraphRunner(StepGraphs):
         return next((size for size in sizes if (rows, *size, filtered) in self._graphs), sizes[0])
 
     def _fill_dummies(self, rows: int, width: int, *_: int) -> None:
-        columns: IntArray = np.zeros((TOKENS + width, rows), np.int32)
-        columns[BLOCKS:TOKENS] = -1
-        columns[ROW] = columns[DRAFTING] = self._buffers.spare_row
+        columns: IntArray = np.empty((TOKENS + width, rows), np.int32)
+        self._pad(columns)
         self._inputs[: columns.size].copy_(self._device.upload(columns.ravel()))
 
     def _step(self, rows: int, width: int, longest: int, filtered: bool) -> Callable[[], None]:

@@ -23,10 +23,15 @@ import torch
 from chorale.engine.types import EARLY_STOPS, StepPlan
 from chorale.kernels.adapters import NONE
 from chorale.kernels.ops import DecodeInputs, DecodeState, SamplingInputs
-from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.sizing.graph_sizes import context_sizes, pick
 from chorale.runtime.sizing.memory import KEPT_ROWS, LOGIT_ROWS
-from chorale.runtime.steps.graphs import StagingBuffers, StepGraphs, StepParts, forward_batch
+from chorale.runtime.steps.graphs import (
+    StagingBuffers,
+    StepGraphs,
+    StepParts,
+    entries_of_appends,
+    forward_batch,
+)
 
 ROW, COMPUTED, TOKEN, FULL_BLOCK, WINDOW_BLOCK, KEY_A, KEY_B, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(11)
 STOPS = 11  # the first of EARLY_STOPS columns
@@ -46,52 +51,6 @@ def is_decode(plan: StepPlan) -> bool:
         and not plan.prompt_logprob_rows
         and bool(plan.samples.all())
     )
-
-
-class Packer:
-    """Packs a plan into the columns of its step. Owns a scratch array, so it is not reentrant."""
-
-    def __init__(self, rows: RowSamplingState, spare_row: int, block_size: int) -> None:
-        self._rows, self._block_size = rows, block_size
-        self._entry: Int32 = np.full(spare_row + 1, -1, np.int32)
-        self._padding: Int32 = np.zeros((NUM_COLUMNS, 1), np.int32)
-        self._padding[ROW] = spare_row
-        self._padding[FULL_BLOCK : WINDOW_BLOCK + 1] = -1
-        self._padding[STOPS:] = -1
-        self._padding[TOP_P] = np.float32(1).view(np.int32)
-        self._padding[TOP_K] = np.float32(2**24).view(np.int32)
-
-    def pack(self, plan: StepPlan, columns: Int32) -> bool:
-        """Fill ``columns`` [NUM_COLUMNS, size].
-
-        Returns False if some new block does not hold its row's new token: then the blocks must be appended
-        before.
-        """
-        count, rows, computed = len(plan.rows), plan.rows, plan.num_computed
-        columns[:] = self._padding
-        columns[ROW, :count] = rows
-        columns[COMPUTED, :count] = computed
-        columns[TOKEN, :count] = plan.token_ids
-        positions = computed.astype(np.int64) + 1
-        columns[KEY_A : KEY_B + 1, :count] = self._rows.keys(rows, positions).T
-        columns[STOPS:, :count] = self._rows.early_stops(rows, positions).T
-        columns[TEMPERATURE:STOPS, :count] = self._rows.floats(rows).view(np.int32)
-        return not len(plan.appends) or self._pack_blocks(plan, columns)
-
-    def dummies(self, size: int) -> Int32:
-        """Return the columns of a step that has only dummy rows."""
-        return np.repeat(self._padding, size, axis=1)
-
-    def _pack_blocks(self, plan: StepPlan, columns: Int32) -> bool:
-        group, row, index, block = plan.append_columns
-        self._entry[plan.rows] = np.arange(len(plan.rows), dtype=np.int32)
-        entries = self._entry[row]
-        self._entry[plan.rows] = -1
-        usual = (entries >= 0) & (index == plan.num_computed[entries] // self._block_size)
-        if not usual.all():
-            return False
-        columns[FULL_BLOCK + group, entries] = block
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +73,12 @@ class DecodeGraphRunner(StepGraphs):
         self._sizes, self._longest = tuple(sizes), longest
         buffers, model = parts.buffers, parts.model
         buffers.block_tables[:, buffers.spare_row, 0] = parts.kv[0].shape[0] - 1
-        self._packer = Packer(buffers.rows, buffers.spare_row, buffers.block_size)
+        self._padding: Int32 = np.zeros((NUM_COLUMNS, 1), np.int32)
+        self._padding[ROW] = buffers.spare_row
+        self._padding[FULL_BLOCK : WINDOW_BLOCK + 1] = -1
+        self._padding[STOPS:] = -1
+        self._padding[TOP_P] = np.float32(1).view(np.int32)
+        self._padding[TOP_K] = np.float32(2**24).view(np.int32)
         # (size, filtered, reach) -> steps that ran in a larger size instead.
         self._stand_ins: Counter[tuple[int, bool, int]] = Counter()
         target, width = parts.device.torch_device, buffers.block_tables.shape[2]
@@ -147,13 +111,27 @@ class DecodeGraphRunner(StepGraphs):
         size = self._size_for(len(plan.rows), filtered, reach)
         longest = int(plan.num_computed.max()) + 1
         replay = self.graph(size, pick(context_sizes(size, self._longest), longest), filtered, reach)
-        staging = self._stage()
-        columns = staging.inputs[: NUM_COLUMNS * size]
-        if not self._packer.pack(plan, columns.numpy().reshape(NUM_COLUMNS, size)):
-            self._buffers.append_blocks(plan)
-        self._inputs[: NUM_COLUMNS * size].copy_(columns, non_blocking=True)
-        replay()
-        return LaunchedStep(staging, len(plan.rows), size, reach)
+        return LaunchedStep(self._replay(replay, plan, NUM_COLUMNS, size), len(plan.rows), size, reach)
+
+    def _pack(self, plan: StepPlan, columns: Int32) -> bool:
+        """Returns False if some new block does not hold its row's new token."""
+        count, rows, computed = len(plan.rows), plan.rows, plan.num_computed
+        columns[:] = self._padding
+        columns[ROW, :count] = rows
+        columns[COMPUTED, :count] = computed
+        columns[TOKEN, :count] = plan.token_ids
+        positions, state = computed.astype(np.int64) + 1, self._buffers.rows
+        columns[KEY_A : KEY_B + 1, :count] = state.keys(rows, positions).T
+        columns[STOPS:, :count] = state.early_stops(rows, positions).T
+        columns[TEMPERATURE:STOPS, :count] = state.floats(rows).view(np.int32)
+        if not len(plan.appends):
+            return True
+        entries, (group, _, index, block) = entries_of_appends(plan), plan.append_columns
+        usual = (entries >= 0) & (index == computed[entries] // self._buffers.block_size)
+        if not usual.all():
+            return False
+        columns[FULL_BLOCK + group, entries] = block
+        return True
 
     def _size_for(self, count: int, filtered: bool, reach: int) -> int:
         """Return the next larger size, or a near captured size for the first steps that would need a capture.
@@ -194,7 +172,7 @@ class DecodeGraphRunner(StepGraphs):
         return self._adapters.of_rows(self._inputs[ROW * size : (ROW + 1) * size], reach)
 
     def _fill_dummies(self, size: int, *_: int) -> None:
-        columns = self._packer.dummies(size)
+        columns = np.repeat(self._padding, size, axis=1)
         self._inputs[: columns.size].copy_(self._device.upload(columns.ravel()))
 
     def _step(self, size: int, longest: int, filtered: bool, reach: int) -> Callable[[], None]:

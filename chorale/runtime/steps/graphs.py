@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from chorale.engine.types import IntArray, StepPlan
 from chorale.kernels.draft_steps import VerifyBatch
 from chorale.kernels.ops import AttentionMeta, DecodeState, ForwardBatch
 from chorale.model.gpt_oss import GptOss
@@ -74,11 +75,24 @@ class StepGraphs:
         """Return the step that a graph contains. It uses static memory only."""
         raise NotImplementedError
 
-    def _stage(self) -> StagingBuffers:
+    def _pack(self, plan: StepPlan, columns: IntArray) -> bool:
+        """Fill the columns of a step, with one column for each of its rows. Returns False if new blocks do
+        not fit into them: then the blocks must be appended before."""
+        raise NotImplementedError
+
+    def _replay(self, graph: Callable[[], None], plan: StepPlan, height: int, width: int) -> StagingBuffers:
+        """Run a graph whose input are columns [``height``, ``width``]."""
         if self._free:
-            return self._free.pop()
-        inputs = self._device.host_memory(len(self._inputs), torch.int32)
-        return StagingBuffers(inputs, self._device.host_memory(self._num_tokens, torch.int64))
+            staging = self._free.pop()
+        else:
+            inputs = self._device.host_memory(len(self._inputs), torch.int32)
+            staging = StagingBuffers(inputs, self._device.host_memory(self._num_tokens, torch.int64))
+        columns = staging.inputs[: height * width]
+        if not self._pack(plan, columns.numpy().reshape(height, width)):
+            self._buffers.append_blocks(plan)
+        self._inputs[: height * width].copy_(columns, non_blocking=True)
+        graph()
+        return staging
 
     def _download(self, staging: StagingBuffers, tokens: torch.Tensor) -> Callable[[], npt.NDArray[np.int64]]:
         """Enqueue the download of ``tokens`` [N]. Returns a function that waits for them; call it once."""
@@ -93,6 +107,15 @@ class StepGraphs:
             return copy
 
         return finish
+
+
+def entries_of_appends(plan: StepPlan) -> IntArray:
+    """Return the entry of each append's row in the plan, -1 if the row is not in it."""
+    row = plan.append_columns[1]
+    entry: IntArray = np.full(1 + max(plan.rows.max(), row.max()), -1, np.int32)
+    entry[plan.rows] = np.arange(len(plan.rows), dtype=np.int32)
+    found: IntArray = entry[row]
+    return found
 
 
 def forward_batch(
