@@ -38,6 +38,7 @@ from chorale.turns.request import TurnRequest
 
 ChoiceEvents = tuple[int, list[OutputEvent]]
 Batches = AsyncGenerator[list[ChoiceEvents]]
+Placed = AsyncGenerator[tuple[int, list[ChoiceEvents]]]
 Steps = AsyncGenerator[list[ChoiceEvents] | Need]  # batches, finally the choice's next need
 QUEUE_PATIENCE = 5.0  # seconds for which a turn after a tool retries a full queue
 
@@ -95,10 +96,12 @@ def run_raw(
     return _drive(turn, choices, _first_round(turn, choices))
 
 
-async def run_together(
-    client: EngineClient, turns: Sequence[tuple[TurnRequest, Batches]]
-) -> AsyncGenerator[tuple[int, list[ChoiceEvents]]]:
+def run_together(client: EngineClient, turns: Sequence[tuple[TurnRequest, Batches]]) -> Placed:
     """Yields (position of a turn, events of its choices). Admits either all turns or none."""
+    return _placed(0, turns[0][1]) if len(turns) == 1 else _run_several(client, turns)
+
+
+async def _run_several(client: EngineClient, turns: Sequence[tuple[TurnRequest, Batches]]) -> Placed:
     num_choices = {request.request_id: request.sampling.n for request, _ in turns}
     sources: Sources[tuple[int, list[ChoiceEvents]]] = Sources()
     for position, (_, batches) in enumerate(turns):
@@ -124,7 +127,7 @@ async def fold_together(
     return folds
 
 
-async def _placed(position: int, batches: Batches) -> AsyncGenerator[tuple[int, list[ChoiceEvents]]]:
+async def _placed(position: int, batches: Batches) -> Placed:
     async with aclosing(batches):
         async for batch in batches:
             yield position, batch

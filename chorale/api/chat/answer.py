@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from chorale.api.answer import ChunkedAnswer
 from chorale.api.chat.request import ChatRequest
-from chorale.api.chunked import ChunkedAnswer
 from chorale.api.state import ServerState
 from chorale.turns.events import ItemOpened, TurnEnded
 

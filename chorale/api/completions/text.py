@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from chorale.api.chunked import ChunkedAnswer
+from chorale.api.answer import ChunkedAnswer
 from chorale.api.completions.request import CompletionRequest, PromptTurn
 from chorale.api.fields import wants_continuous_usage, wants_usage
 from chorale.api.http.sse import PLACEHOLDER, Template, event

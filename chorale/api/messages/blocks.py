@@ -1,54 +1,14 @@
-"""The message object: what the body and the events share, and the body, built from a fold."""
+"""Blocks and other parts of a message object, for the body and the events."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
-from chorale.api.messages.request import MessagesRequest
 from chorale.api.reasoning_tokens import write_reasoning
-from chorale.api.state import ServerState
 from chorale.harmony.json_text import MAX_CALL_DEPTH, read_object
-from chorale.ids import new_id
-from chorale.turns.events import (
-    CLIENT_CALLS,
-    EndReason,
-    Fold,
-    FoldedItem,
-    ItemOpened,
-    TurnEnded,
-    Usage,
-)
+from chorale.turns.events import CLIENT_CALLS, EndReason, FoldedItem, ItemOpened, TurnEnded, Usage
 
 _STOPS: dict[EndReason, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-
-
-@dataclass(frozen=True, slots=True)
-class MessageAnswer:
-    """The values that are constant over all events of a message."""
-
-    model: str
-    shows_thinking: bool
-    omits_thinking: bool
-    id: str = field(default_factory=lambda: new_id("msg"))
-
-    @classmethod
-    def of(cls, state: ServerState, request: MessagesRequest) -> MessageAnswer:
-        return cls(state.model_names[0], request.shows_thinking, request.omits_thinking)
-
-    def object(self, content: list[dict[str, Any]], ended: TurnEnded | None, usage: Usage) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.model,
-            "content": content,
-            **stops(ended),
-            "usage": {**usage_object(usage), "service_tier": "standard"},
-        }
-
-    def shows(self, opened: ItemOpened) -> bool:
-        return self.shows_thinking or opened.kind != "reasoning"
 
 
 def stops(ended: TurnEnded | None) -> dict[str, Any]:
@@ -71,13 +31,6 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def message_body(answer: MessageAnswer, fold: Fold) -> dict[str, Any]:
-    """Returns the body. Raises the ``ChoraleError`` with which the turn ended."""
-    ended = fold.result()
-    content = [_block(answer, item) for item in fold.items if answer.shows(item.opened)]
-    return answer.object([block for block in content if block is not None], ended, ended.usage)
-
-
 def opened_block(opened: ItemOpened) -> dict[str, Any]:
     """Returns the block of an opened item, still without its text."""
     if opened.kind == "reasoning":
@@ -93,11 +46,11 @@ def opened_block(opened: ItemOpened) -> dict[str, Any]:
     return {"type": "text", "text": ""}  # no ``citations``: Anthropic omits the key without citations
 
 
-def _block(answer: MessageAnswer, item: FoldedItem) -> dict[str, Any] | None:
-    """Returns a finished block, or None for empty text, which the API does not allow."""
+def finished_block(item: FoldedItem, *, omits_thinking: bool) -> dict[str, Any] | None:
+    """Returns the block of an item, or None for empty text, which the API does not allow."""
     block = opened_block(item.opened)
     if item.kind == "reasoning":
-        block["thinking"] = "" if answer.omits_thinking else item.text
+        block["thinking"] = "" if omits_thinking else item.text
         block["signature"] = write_reasoning(item.content_token_ids)
     elif item.kind in CLIENT_CALLS:
         block["input"] = call_input(item.text)

@@ -1,4 +1,4 @@
-"""Converts a turn's OutputEvents to Anthropic's server-sent events.
+"""MessageAnswer: the body of a message, and its stream of Anthropic's server-sent events.
 
 The events are message_start; for each block content_block_start, its deltas and content_block_stop; then
 message_delta (stop reason and usage) and message_stop. Blocks are numbered as they are sent. A text block
@@ -7,14 +7,17 @@ starts when its first text arrives, so that no block is empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
+from chorale.api.answer import Answer, Ends, Folds
 from chorale.api.http.anthropic_errors import error_body
 from chorale.api.http.sse import encode, frame
-from chorale.api.messages.blocks import MessageAnswer, call_input, opened_block, stops, usage_object
+from chorale.api.messages.blocks import call_input, finished_block, opened_block, stops, usage_object
 from chorale.api.reasoning_tokens import write_reasoning
 from chorale.errors import ChoraleError
+from chorale.ids import new_id
 from chorale.turns.events import (
     CLIENT_CALLS,
     ItemClosed,
@@ -26,19 +29,62 @@ from chorale.turns.events import (
     Usage,
     end_error,
 )
+from chorale.turns.request import TurnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAnswer(Answer):
+    """The values that are constant over all events of a message. ``turns``: the only turn."""
+
+    turns: tuple[TurnRequest]
+    model: str
+    shows_thinking: bool
+    omits_thinking: bool
+    id: str = field(default_factory=lambda: new_id("msg"))
+
+    def object(self, content: list[dict[str, Any]], ended: TurnEnded | None, usage: Usage) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            **stops(ended),
+            "usage": {**usage_object(usage), "service_tier": "standard"},
+        }
+
+    def shows(self, opened: ItemOpened) -> bool:
+        return self.shows_thinking or opened.kind != "reasoning"
+
+    def body(self, folds: Folds) -> dict[str, Any]:
+        fold = folds[0][0]
+        ended, shown = fold.result(), [item for item in fold.items if self.shows(item.opened)]
+        content = [finished_block(item, omits_thinking=self.omits_thinking) for item in shown]
+        return self.object([block for block in content if block is not None], ended, ended.usage)
+
+    def writer(self, position: int, index: int) -> EventWriter:
+        return EventWriter(self, whole_calls=not self.turns[0].sampling.grammar)
+
+    def conclusion(self, ends: Ends, record: dict[str, Any]) -> bytes:
+        ended = ends[0][0]
+        if (error := end_error(ended)) is not None:
+            return self.error(error)
+        delta = _event("message_delta", delta=stops(ended), usage=usage_object(ended.usage))
+        return delta + _event("message_stop", **record)
+
+    def error(self, error: ChoraleError) -> bytes:
+        return frame(b"error", encode(error_body(error)))
 
 
 class EventWriter:
     """Converts the events of each wake-up to bytes.
 
     ``whole_calls``: a call's arguments are sent only when complete, since no grammar ensures that they are
-    JSON. ``record``: returns the fields of ``message_stop``.
+    JSON.
     """
 
-    def __init__(
-        self, answer: MessageAnswer, *, whole_calls: bool, record: Callable[[], dict[str, Any]]
-    ) -> None:
-        self._answer, self._record = answer, record
+    def __init__(self, answer: MessageAnswer, *, whole_calls: bool) -> None:
+        self._answer = answer
         self._whole_calls = whole_calls
         self._call: list[str] = []
         self._opened: ItemOpened | None = None  # the open item
@@ -63,7 +109,7 @@ class EventWriter:
                 self._begin(event.usage, out)
             elif isinstance(event, TurnEnded):
                 self._begin(event.usage, out)
-                self._on_ended(event, out)
+                self.ended = event
         return b"".join(out)
 
     def _begin(self, usage: Usage, out: list[bytes]) -> None:
@@ -123,27 +169,12 @@ class EventWriter:
             out.append(_event("content_block_delta", index=index, delta=delta))
         out.append(_event("content_block_stop", index=index))
 
-    # ------------------------------------------------------------------ the end
-
-    def _on_ended(self, ended: TurnEnded, out: list[bytes]) -> None:
-        self.ended = ended
-        error = end_error(ended)
-        if error is not None:
-            out.append(error_bytes(error))
-            return
-        out.append(_event("message_delta", delta=stops(ended), usage=usage_object(ended.usage)))
-        out.append(_event("message_stop", **self._record()))
-
 
 def _delta_of(opened: ItemOpened) -> tuple[str, str]:
     """Returns the type of an item's deltas and the key of their text."""
     if opened.kind == "reasoning":
         return "thinking_delta", "thinking"
     return ("input_json_delta", "partial_json") if opened.kind in CLIENT_CALLS else ("text_delta", "text")
-
-
-def error_bytes(error: ChoraleError) -> bytes:
-    return frame(b"error", encode(error_body(error)))
 
 
 def _event(kind: str, **fields: Any) -> bytes:
