@@ -172,12 +172,13 @@ def _count_repairs(state: ServerState, ends: Ends) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkedAnswer:
-    """The values that are constant over all chunks of an answer."""
+class ChunkedAnswer(Answer):
+    """What chat completions and completions share, in the body and in the chunks of a stream."""
 
     prefix: ClassVar[str]  # of the id
     constant: ClassVar[dict[str, Any]] = {}  # further fields, the same in all answers
 
+    turns: Sequence[TurnRequest]
     request: StreamedFields
     model: str
     logprobs: LogprobsWriter
@@ -187,18 +188,17 @@ class ChunkedAnswer:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def of(cls, state: ServerState, request: Any, **more: Any) -> Self:
-        """``request``: as in the subclass; ``more``: the fields that it adds."""
+    def of(cls, state: ServerState, request: Any, turns: Sequence[TurnRequest], **more: Any) -> Self:
+        """``request``: as in the subclass; ``more``: the fields that it adds, or other values of these."""
         named = bool(request.logprob_token_ids)
-        return cls(
-            request=request,
-            model=state.model_names[0],
-            logprobs=LogprobsWriter(state.vocab, request.return_tokens_as_token_ids, named),
-            metrics=state.shown_metrics(),
-            fingerprint=state.fingerprint,
-            id=new_completion_id(cls.prefix),
-            **more,
-        )
+        own: dict[str, Any] = {
+            "model": state.model_names[0],
+            "logprobs": LogprobsWriter(state.vocab, request.return_tokens_as_token_ids, named),
+            "metrics": state.shown_metrics(),
+            "fingerprint": state.fingerprint,
+            "id": new_completion_id(cls.prefix),
+        }
+        return cls(request=request, turns=turns, **own | more)
 
     def object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """Returns the top-level fields of a chunk or of the body."""
@@ -215,9 +215,9 @@ class ChunkedAnswer:
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         raise NotImplementedError
 
-    def conclusion(self, ends: Sequence[Sequence[TurnEnded]], record: dict[str, Any]) -> bytes:
-        """Returns the end of a stream: a chunk with usage or record, if any, and ``[DONE]``; or an error."""
-        for error in (end_error(ended) for of_prompt in ends for ended in of_prompt):
+    def conclusion(self, ends: Ends, record: dict[str, Any]) -> bytes:
+        """Returns a chunk with usage or record, if any, and ``[DONE]``; or an error."""
+        for error in (end_error(ended) for row in ends for ended in row):
             if error is not None:
                 return last_error(error)
         usage = wants_usage(self.request.stream_options)

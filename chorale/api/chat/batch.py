@@ -12,19 +12,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chorale.api import limits
-from chorale.api.chat.answer import Answer
-from chorale.api.chat.body import ended_chat
+from chorale.api.answer import Folds, respond
+from chorale.api.chat.body import ChatAnswer, choice
 from chorale.api.chat.prepare import prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
-from chorale.api.http.responses import large_response, read_as, until_disconnect
-from chorale.api.record import record_field, recorded
+from chorale.api.http.responses import read_as
+from chorale.api.record import recorded
 from chorale.api.state import ServerState, select_model
 from chorale.api.usage import NO_METRICS, closing_fields
 from chorale.errors import invalid, unsupported
 from chorale.requests.readers import within
-from chorale.tracing.context import name_response
-from chorale.turns.request import TurnRequest
-from chorale.turns.run import fold_together, run_turns
 
 # Fields of a chat that a batch cannot have. ``n`` must be 1.
 _REFUSED = ("stream", "tools", "functions", "web_search_options", "store", "prompt_logprobs")
@@ -61,6 +58,16 @@ def _placed(position: int) -> AbstractContextManager[None]:
     return within(lambda param: re.sub("^messages", f"messages[{position}]", param))
 
 
+class BatchAnswer(ChatAnswer):
+    """One body with the first choice of each chat."""
+
+    def body(self, folds: Folds) -> dict[str, Any]:
+        ends = [[fold.result() for fold in row] for row in folds]
+        found = zip(self.turns, folds, strict=True)
+        choices = [choice(self, turn, position, row[0]) for position, (turn, row) in enumerate(found)]
+        return self.object("chat.completion", choices) | closing_fields(ends, metrics=NO_METRICS)
+
+
 async def create_batch(state: ServerState, request: Request) -> Response:
     chats = await read_as(request, state.config, parse_batch)
     state = select_model(state, chats[0].model)
@@ -69,18 +76,4 @@ async def create_batch(state: ServerState, request: Request) -> Response:
         chat.take_defaults(state.config)
         with _placed(position):
             turns.append(recorded(await prepare(state, chat, request.state.owner), chat.include_record))
-    answer = Answer.of(state, chats[0])
-    name_response(answer.id)
-    body = await until_disconnect(request, _complete(state, turns, answer))
-    return await large_response(lambda: body, heavy=True)
-
-
-async def _complete(state: ServerState, turns: list[TurnRequest], answer: Answer) -> dict[str, Any]:
-    """Returns the body. Raises the ``ChoraleError`` with which a turn ended."""
-    running = [(turn, run_turns(state.client, state.vocab, turn)) for turn in turns]
-    chats = await fold_together(state.client, running)
-    bodies = [await ended_chat(state, folds, turn, answer) for folds, turn in zip(chats, turns, strict=True)]
-    choices = [{**body["choices"][0], "index": position} for position, body in enumerate(bodies)]
-    ends = [[fold.result() for fold in folds] for folds in chats]
-    closing = closing_fields(ends, metrics=NO_METRICS) | record_field(state.client.info, turns)
-    return answer.object("chat.completion", choices) | closing
+    return await respond(state, request, BatchAnswer.of(state, chats[0], turns))

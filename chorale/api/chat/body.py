@@ -1,49 +1,59 @@
-"""The non-streaming body of a chat completion, from the fold of each choice's events."""
+"""ChatAnswer: the stream of a chat completion, and its body from the fold of each choice's events."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from chorale.api.chat.answer import Answer, call_object
+from chorale.api.answer import Folds, Writer
 from chorale.api.chat.builtin import SHOWN, annotation, whole
-from chorale.api.http.offload import beside
-from chorale.api.logprobs import is_scored
+from chorale.api.chat.chunks import ChatFields, ChunkWriter, call_object
+from chorale.api.chat.stored import keep
 from chorale.api.routed_experts import expert_field
 from chorale.api.state import ServerState
 from chorale.api.usage import closing_fields, version_field
-from chorale.turns.events import CLIENT_CALLS, SEPARATOR, Fold, FoldedItem, TurnEnded
+from chorale.turns.events import CLIENT_CALLS, SEPARATOR, Fold, FoldedItem
 from chorale.turns.request import TurnRequest
 
 
-async def ended_chat(
-    state: ServerState, folds: Sequence[Fold], turn: TurnRequest, answer: Answer
-) -> dict[str, Any]:
-    """Returns the body of a chat whose choices have ended. Raises the ``ChoraleError`` of one that failed."""
-    for fold in folds:
-        if fold.ended is not None:
-            state.metrics.repaired(fold.ended.repairs)
-    scored = is_scored(turn.sampling)
-    return await beside(lambda: chat_body(answer, folds, turn), heavy=scored)
+@dataclass(frozen=True, kw_only=True)
+class ChatAnswer(ChatFields):
+    """``owner``: the digest of the caller's key."""
+
+    is_direct: ClassVar[bool] = True
+
+    owner: bytes = b""
+
+    @property
+    def is_stored(self) -> bool:
+        return self.request.store
+
+    async def keep(self, state: ServerState, body: Mapping[str, Any]) -> None:
+        await keep(state, self.request, body, self.owner)
+
+    def writer(self, position: int, index: int) -> ChunkWriter:
+        return ChunkWriter(self, self.turns[position], index)
+
+    def opening(self, writers: Sequence[Writer]) -> bytes:
+        """Starts all choices in order: OpenAI's SDK lists them in the order of their first chunks."""
+        return b"".join([writer.feed(()) for writer in writers])
+
+    def body(self, folds: Folds) -> dict[str, Any]:
+        ends = [fold.result() for fold in folds[0]]
+        turn = self.turns[0]
+        choices = [choice(self, turn, index, fold) for index, fold in enumerate(folds[0])]
+        body = self.object("chat.completion", choices) | closing_fields([ends], metrics=self.metrics)
+        scored = ends[0].prompt_logprobs
+        # Clients of vLLM read these keys, and its answers always have them.
+        body["prompt_logprobs"] = None if scored is None else self.logprobs.prompt(scored)
+        body["prompt_token_ids"] = turn.prompt_token_ids if self.request.return_token_ids else None
+        return body
 
 
-def chat_body(answer: Answer, folds: Sequence[Fold], turn: TurnRequest) -> dict[str, Any]:
-    """Returns the body. Raises the ``ChoraleError`` with which a choice ended."""
-    ends = [fold.result() for fold in folds]
-    choices = [
-        _choice(answer, index, fold, ends[index]) | expert_field(turn, ends[index])
-        for index, fold in enumerate(folds)
-    ]
-    body = answer.object("chat.completion", choices)
-    body |= closing_fields([ends], metrics=answer.metrics)
-    scored = ends[0].prompt_logprobs
-    # Clients of vLLM read these keys, and its answers always have them.
-    body["prompt_logprobs"] = None if scored is None else answer.logprobs.prompt(scored)
-    body["prompt_token_ids"] = turn.prompt_token_ids if answer.request.return_token_ids else None
-    return body
-
-
-def _choice(answer: Answer, index: int, fold: Fold, ended: TurnEnded) -> dict[str, Any]:
+def choice(answer: ChatFields, turn: TurnRequest, index: int, fold: Fold) -> dict[str, Any]:
+    """Returns a choice of the body. Raises the ``ChoraleError`` with which it ended."""
+    ended = fold.result()
     choice: dict[str, Any] = {
         "index": index,
         "message": _message(answer, fold),
@@ -52,10 +62,12 @@ def _choice(answer: Answer, index: int, fold: Fold, ended: TurnEnded) -> dict[st
         "stop_reason": ended.stop_reason,
         "token_ids": list(ended.output_token_ids) if answer.shows_tokens else None,
     }
-    return choice | version_field(ended) if answer.request.return_weight_versions else choice
+    if answer.request.return_weight_versions:
+        choice |= version_field(ended)
+    return choice | expert_field(turn, ended)
 
 
-def _message(answer: Answer, fold: Fold) -> dict[str, Any]:
+def _message(answer: ChatFields, fold: Fold) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
         "content": fold.joined("message"),
@@ -86,7 +98,7 @@ def _annotations(items: Sequence[FoldedItem]) -> list[dict[str, Any]]:
     return found
 
 
-def _logprobs(answer: Answer, fold: Fold) -> dict[str, Any] | None:
+def _logprobs(answer: ChatFields, fold: Fold) -> dict[str, Any] | None:
     """Returns the log-probabilities of the tokens of ``content``, or one for each of ``token_ids``."""
     num_top = answer.request.num_logprobs
     if num_top is None:

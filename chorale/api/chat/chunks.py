@@ -1,14 +1,18 @@
-"""Chat completion chunks: converts a choice's OutputEvents to server-sent events."""
+"""The fields of a chat completion, and its chunks: converts a choice's OutputEvents to server-sent events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from abc import ABC
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
-from chorale.api.chat.answer import Answer, call_object
+from chorale.api.answer import ChunkedAnswer
 from chorale.api.chat.builtin import SHOWN, CallWriter, annotation
+from chorale.api.chat.request import ChatRequest
 from chorale.api.fields import wants_continuous_usage, wants_usage
 from chorale.api.http.sse import PLACEHOLDER, Template, event
+from chorale.api.state import ServerState
 from chorale.api.usage import usage_object, version_field
 from chorale.tools.contract import ToolResult
 from chorale.turns.events import (
@@ -30,10 +34,57 @@ from chorale.turns.events import (
 from chorale.turns.request import TurnRequest
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChatFields(ChunkedAnswer, ABC):
+    """The values that are constant over all chunks of a chat completion."""
+
+    prefix: ClassVar[str] = "chatcmpl"
+    constant: ClassVar[dict[str, Any]] = {"service_tier": "default"}
+
+    request: ChatRequest
+    reasoning_fields: tuple[str, ...]  # names of the reasoning fields; empty hides it
+
+    @classmethod
+    def of(cls, state: ServerState, request: Any, turns: Sequence[TurnRequest], **more: Any) -> Self:
+        names = state.config.reasoning_field
+        shown = ("reasoning", "reasoning_content") if names == "both" else (names,)
+        more["reasoning_fields"] = shown if request.include_reasoning else ()
+        return super().of(state, request, turns, **more)
+
+    @property
+    def shows_tokens(self) -> bool:
+        """Returns whether to send ids and log-probabilities of all tokens, none of which may be hidden."""
+        return self.request.return_token_ids and self.request.include_reasoning
+
+    @property
+    def legacy_call(self) -> bool:
+        """Returns whether the request has ``functions``, so that a call is ``function_call``."""
+        return bool(self.request.functions) and not self.request.tools
+
+    def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self.object("chat.completion.chunk", choices)
+
+    def finish_reason(self, ended: TurnEnded) -> str:
+        is_legacy = ended.reason == "tool_calls" and self.legacy_call
+        return "function_call" if is_legacy else ended.reason
+
+
+def call_object(opened: ItemOpened, arguments: str) -> dict[str, Any]:
+    """Returns a tool call object. ``arguments``: the input, for a call of a custom tool."""
+    if opened.kind == "custom_tool_call":
+        custom = {"name": opened.name, "input": arguments}
+        return {"id": opened.call_id, "type": "custom", "custom": custom}
+    return {
+        "id": opened.call_id,
+        "type": "function",
+        "function": {"name": opened.name, "arguments": arguments},
+    }
+
+
 class ChunkWriter:
     """Writes the chunks of a choice."""
 
-    def __init__(self, answer: Answer, turn: TurnRequest, index: int) -> None:
+    def __init__(self, answer: ChatFields, turn: TurnRequest, index: int) -> None:
         options, prompt = answer.request.stream_options, turn.prompt_token_ids
         self._answer = answer
         self._index = index

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from chorale.api.answer import respond
 from chorale.api.completions.request import (
     CompletionRequest,
     Prompt,
@@ -18,25 +15,17 @@ from chorale.api.completions.request import (
     encode_prompts,
     parse_completion,
 )
-from chorale.api.completions.text import ChoiceText, TextAnswer, TextChunkWriter, body_choice
+from chorale.api.completions.text import TextAnswer
 from chorale.api.fields import wants_continuous_usage
 from chorale.api.http.auth import cache_salt
-from chorale.api.http.offload import beside
-from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
-from chorale.api.http.sse import last_error
+from chorale.api.http.responses import read_as
 from chorale.api.limits import check_scores
-from chorale.api.logprobs import is_scored
-from chorale.api.record import record_field, recorded
-from chorale.api.routed_experts import check_experts, expert_field
+from chorale.api.record import recorded
+from chorale.api.routed_experts import check_experts
 from chorale.api.state import ServerState, select_model
-from chorale.api.usage import closing_fields
-from chorale.errors import ChoraleError
 from chorale.requests.formats import read_answer
-from chorale.tracing.context import name_response
-from chorale.turns.events import Fold, PromptScored
-from chorale.turns.request import TurnRequest, check_grammar, turn_request
+from chorale.turns.request import check_grammar, turn_request
 from chorale.turns.rules import TurnRules
-from chorale.turns.run import Batches, ChoiceEvents, fold_together, run_raw, run_together
 
 
 async def create(state: ServerState, request: Request) -> Response:
@@ -44,12 +33,8 @@ async def create(state: ServerState, request: Request) -> Response:
     completion.take_defaults(state.config)
     state = select_model(state, completion.model)
     prepared = await prepare_turns(state, completion, request.state.owner)
-    text = TextAnswer.of(state, completion)
-    name_response(text.id)
-    if completion.stream:
-        return EventStream(stream_text(state, prepared, text), on_error=last_error)
-    body = await until_disconnect(request, complete_text(state, prepared, text))
-    return await large_response(lambda: body, heavy=any(is_scored(one.turn.sampling) for one in prepared))
+    answer = TextAnswer.of_prompts(state, completion, prepared)
+    return await respond(state, request, answer, stream=completion.stream)
 
 
 async def prepare_turns(state: ServerState, completion: CompletionRequest, owner: bytes) -> list[PromptTurn]:
@@ -93,70 +78,3 @@ def prompt_turn(
     )
     check_scores(len(token_ids), completion.num_prompt_logprobs)
     return PromptTurn(recorded(turn, completion.include_record), text)
-
-
-def _all_turns(
-    state: ServerState, prepared: Sequence[PromptTurn], completion: CompletionRequest
-) -> list[tuple[TurnRequest, Batches]]:
-    """Returns each prompt's turn, and the batches of its events."""
-    options = completion.raw_options
-    return [(one.turn, run_raw(state.client, state.vocab, one.turn, **options)) for one in prepared]
-
-
-async def complete_text(
-    state: ServerState, prepared: Sequence[PromptTurn], answer: TextAnswer
-) -> dict[str, Any]:
-    """Returns the body. Raises the ``ChoraleError`` with which a choice ended."""
-    folds = await fold_together(state.client, _all_turns(state, prepared, answer.request))
-    scored = any(is_scored(one.turn.sampling) for one in prepared)
-    body = await beside(lambda: text_body(prepared, folds, answer), heavy=scored)
-    return body | record_field(state.client.info, [one.turn for one in prepared])
-
-
-def text_body(
-    prepared: Sequence[PromptTurn], folds: Sequence[Sequence[Fold]], answer: TextAnswer
-) -> dict[str, Any]:
-    completion = answer.request
-    choices, ends = [], []
-    for position, (one, of_prompt) in enumerate(zip(prepared, folds, strict=True)):
-        ends.append([fold.result() for fold in of_prompt])
-        for index, (fold, ended) in enumerate(zip(of_prompt, ends[-1], strict=True)):
-            text = ChoiceText(answer, one, position * completion.n + index)
-            choices.append(body_choice(text, fold, ended) | expert_field(one.turn, ended))
-    return answer.chunk(choices) | closing_fields(ends, metrics=answer.metrics)
-
-
-async def stream_text(
-    state: ServerState, prepared: Sequence[PromptTurn], answer: TextAnswer
-) -> AsyncGenerator[bytes]:
-    """Yields the chunks of each batch of events, an error event if a choice failed, and ``[DONE]`` last."""
-    completion = answer.request
-    writers = [
-        [
-            TextChunkWriter(ChoiceText(answer, one, position * completion.n + index))
-            for index in range(completion.n)
-        ]
-        for position, one in enumerate(prepared)
-    ]
-    sent, running = False, _all_turns(state, prepared, completion)
-    try:
-        async with aclosing(run_together(state.client, running)) as turns:
-            async for position, batch in turns:
-                data = await beside(
-                    partial(_feed, writers[position], batch),
-                    heavy=any(isinstance(each, PromptScored) for _, events in batch for each in events),
-                )
-                if data:
-                    sent = True
-                    yield data
-    except ChoraleError as error:  # one prompt could not start
-        if not sent:
-            raise
-        yield last_error(error)
-        return
-    ends = [[writer.ended for writer in row if writer.ended is not None] for row in writers]
-    yield answer.conclusion(ends, record_field(state.client.info, [one.turn for one in prepared]))
-
-
-def _feed(writers: Sequence[TextChunkWriter], batch: Sequence[ChoiceEvents]) -> bytes:
-    return b"".join([writers[index].feed(events) for index, events in batch])

@@ -6,14 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from chorale.api.answer import ChunkedAnswer
+from chorale.api.answer import ChunkedAnswer, Folds
 from chorale.api.completions.request import CompletionRequest, PromptTurn
 from chorale.api.fields import wants_continuous_usage, wants_usage
 from chorale.api.http.sse import PLACEHOLDER, Template, event
-from chorale.api.usage import usage_object, version_field
+from chorale.api.routed_experts import expert_field
+from chorale.api.state import ServerState
+from chorale.api.usage import closing_fields, usage_object, version_field
 from chorale.engine.types import TokenLogprobs
 from chorale.harmony.text import TextDecoder
 from chorale.harmony.vocab import Vocabulary
+from chorale.turns.direct import Direct
 from chorale.turns.events import (
     Fold,
     ItemDelta,
@@ -23,19 +26,46 @@ from chorale.turns.events import (
     TurnProgress,
     Usage,
 )
+from chorale.turns.request import TurnRequest
+from chorale.turns.run import Batches, run_raw
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextAnswer(ChunkedAnswer):
+    """``texts``: those of the prompts, see ``PromptTurn``."""
+
     prefix: ClassVar[str] = "cmpl"
 
     request: CompletionRequest
+    texts: Sequence[str]
+
+    @classmethod
+    def of_prompts(
+        cls, state: ServerState, request: CompletionRequest, prompts: Sequence[PromptTurn], **more: Any
+    ) -> TextAnswer:
+        texts = [one.text for one in prompts]
+        return cls.of(state, request, [one.turn for one in prompts], texts=texts, **more)
 
     def chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
         body = self.object("text_completion", choices)
         if usage is not None or wants_usage(self.request.stream_options):
             body["usage"] = usage
         return body
+
+    def run(self, state: ServerState, turn: TurnRequest, direct: Direct | None) -> Batches:
+        return run_raw(state.client, state.vocab, turn, **self.request.raw_options)
+
+    def body(self, folds: Folds) -> dict[str, Any]:
+        ends = [[fold.result() for fold in row] for row in folds]
+        choices = [
+            body_choice(ChoiceText(self, position, index), fold)
+            for position, row in enumerate(folds)
+            for index, fold in enumerate(row)
+        ]
+        return self.chunk(choices) | closing_fields(ends, metrics=self.metrics)
+
+    def writer(self, position: int, index: int) -> TextChunkWriter:
+        return TextChunkWriter(ChoiceText(self, position, index))
 
 
 class OffsetWriter:
@@ -61,22 +91,22 @@ class OffsetWriter:
 
 
 class ChoiceText:
-    """Builds what the chunks and the body of a choice share."""
+    """Builds what the chunks and the body of a choice share. ``position``: of its prompt."""
 
-    def __init__(self, answer: TextAnswer, prompt: PromptTurn, index: int) -> None:
+    def __init__(self, answer: TextAnswer, position: int, index: int) -> None:
         self.answer = answer
-        self.prompt = prompt
-        self.index = index
+        self.turn, self.prompt = answer.turns[position], answer.texts[position]
+        self.index = position * answer.request.n + index
         self._offsets = OffsetWriter(answer.logprobs.vocab, answer.request.skip_special_tokens)
 
     def echoed(self, scored: Sequence[TokenLogprobs | None] | None) -> tuple[str, dict[str, Any] | None]:
         """Returns the prompt's text, and its log-probabilities if requested."""
         num_top = self.answer.request.logprobs
         if num_top is None:
-            return self.prompt.text, None
-        ids = self.prompt.turn.prompt_token_ids
+            return self.prompt, None
+        ids = self.turn.prompt_token_ids
         entries = self._offsets.entries(ids, scored or [None] * len(ids), is_prompt=True)
-        return self.prompt.text, self.answer.logprobs.completion(entries, num_top)
+        return self.prompt, self.answer.logprobs.completion(entries, num_top)
 
     def logprobs(self, tokens: Iterable[int], logprobs: Iterable[TokenLogprobs]) -> dict[str, Any] | None:
         num_top = self.answer.request.logprobs
@@ -96,8 +126,8 @@ class ChoiceText:
         return choice
 
 
-def body_choice(text: ChoiceText, fold: Fold, ended: TurnEnded) -> dict[str, Any]:
-    request = text.answer.request
+def body_choice(text: ChoiceText, fold: Fold) -> dict[str, Any]:
+    request, ended = text.answer.request, fold.result()
     texts, lists = [], []
     if request.echo:
         prompt_text, prompt_logprobs = text.echoed(ended.prompt_logprobs)
@@ -110,9 +140,9 @@ def body_choice(text: ChoiceText, fold: Fold, ended: TurnEnded) -> dict[str, Any
     scored = ended.prompt_logprobs if request.prompt_logprobs is not None else None
     # Clients of vLLM read these keys, and its answers always have them.
     choice["prompt_logprobs"] = None if scored is None else text.answer.logprobs.prompt(scored)
-    choice["prompt_token_ids"] = text.prompt.turn.prompt_token_ids if request.return_token_ids else None
+    choice["prompt_token_ids"] = text.turn.prompt_token_ids if request.return_token_ids else None
     choice["token_ids"] = list(ended.output_token_ids) if request.return_token_ids else None
-    return choice
+    return choice | expert_field(text.turn, ended)
 
 
 def _joined(lists: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
@@ -132,7 +162,7 @@ class TextChunkWriter:
         self._slow = request.logprobs is not None or request.return_token_ids or self._continuous
         self._template = Template(text.answer.chunk([text.choice(PLACEHOLDER, None)]))
         self._started = False
-        self._prompt_token_ids = text.prompt.turn.prompt_token_ids if request.return_token_ids else None
+        self._prompt_token_ids = text.turn.prompt_token_ids if request.return_token_ids else None
         self._progress: TurnProgress | None = None
         self._usage: Usage | None = None
         self.ended: TurnEnded | None = None

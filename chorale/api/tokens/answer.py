@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import aclosing
 from typing import Any
 
+from chorale.api.answer import Answer, Ends, Folds
 from chorale.api.fields import wants_continuous_usage, wants_usage
-from chorale.api.http.sse import event
+from chorale.api.http.sse import DONE, event, last_error
 from chorale.api.logprobs import LEAST, LogprobsWriter
 from chorale.api.routed_experts import expert_field
 from chorale.api.state import ServerState
 from chorale.api.tokens.request import GenerateRequest
 from chorale.api.usage import metrics_object, of_choices, usage_object, version_field
 from chorale.engine.types import TokenLogprobs
-from chorale.turns.events import ItemDelta, OutputEvent, TurnEnded, TurnProgress, Usage
+from chorale.turns.direct import Direct
+from chorale.turns.events import ItemDelta, OutputEvent, TurnEnded, TurnProgress
 from chorale.turns.request import TurnRequest
-
-
-class Piece:
-    """What the events of one choice add up to: a part of a stream, or everything."""
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprobs] = []
-        self.text = ""
-        self.usage: Usage | None = None
-        self.ended: TurnEnded | None = None
-
-    def add(self, events: Iterable[OutputEvent]) -> None:
-        for item in events:
-            if isinstance(item, TurnProgress):
-                self.token_ids += item.token_ids
-                self.logprobs += item.logprobs
-                self.usage = item.usage
-            elif isinstance(item, ItemDelta):
-                self.text += item.text
-            elif isinstance(item, TurnEnded):
-                self.ended = item
+from chorale.turns.run import Batches, run_raw
 
 
 def token_scores(entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
@@ -57,30 +39,51 @@ def _scored(entry: TokenLogprobs) -> dict[str, Any]:
     return {**own, "top_logprobs": [first or {**own, "rank": max(entry.rank, len(top) + 1)}, *others]}
 
 
-class TokenAnswer:
-    """What all parts of one answer share. ``answer_id``: as the client sees it."""
+class TokenAnswer(Answer):
+    """What all parts of one answer share. ``answer_id``: as the client sees it; ``owner``: of the request."""
 
-    def __init__(self, state: ServerState, asked: GenerateRequest, turn: TurnRequest, answer_id: str) -> None:
-        self.id = answer_id
-        self.turn, self.mode = turn, asked.output_mode
-        self._state, self._asked = state, asked
+    def __init__(
+        self, state: ServerState, asked: GenerateRequest, turn: TurnRequest, answer_id: str, owner: bytes
+    ) -> None:
+        self.id, self.turns = answer_id, (turn,)
+        self._turn, self._mode, self._owner = turn, asked.output_mode, owner
+        self.state, self.asked = state, asked
         named = bool(asked.sampling_params.logprob_token_ids)
         self._writer = LogprobsWriter(state.vocab, state.config.tokens_as_ids, named)
         self._created = int(time.time())
         self._prompt_token_ids = asked.token_ids if asked.return_token_ids else None
 
-    def body(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """Returns the body. Raises the ``ChoraleError`` with which a choice ended."""
-        ends = [piece.ended for piece in pieces if piece.ended is not None]
+    async def run(self, state: ServerState, turn: TurnRequest, direct: Direct | None) -> Batches:
+        running, asked = state.lifecycle.generations, self.asked
+        running[turn.request_id] = self._owner, self.id
+        turns = run_raw(
+            state.client,
+            state.vocab,
+            turn,
+            skip_special_tokens=asked.sampling_params.skip_special_tokens,
+            in_final=asked.is_chat and self._mode != "text",
+        )
+        try:
+            async with aclosing(turns):
+                async for batch in turns:
+                    yield batch
+        finally:
+            del running[turn.request_id]
+
+    def body(self, folds: Folds) -> dict[str, Any]:
+        ends = [fold.ended for fold in folds[0] if fold.ended is not None]
         for ended in ends:
             if ended.error is not None:
                 raise ended.error
-        choices = [self._choice(index, piece) for index, piece in enumerate(pieces)]
+        choices = [
+            self.choice(index, ended, list(ended.output_token_ids), fold.scores, fold.text("message"))
+            for index, (fold, ended) in enumerate(zip(folds[0], ends, strict=True))
+        ]
         scored = ends[0].prompt_logprobs
-        shown = self._state.shown_metrics()
+        shown = self.state.shown_metrics()
         return {
             "request_id": self.id,
-            "model": self._state.model_names[0],
+            "model": self.state.model_names[0],
             "created": self._created,
             "usage": usage_object(of_choices([ended.usage for ended in ends])),
             "prompt_logprobs": None if scored is None else self._writer.prompt(scored),
@@ -90,56 +93,81 @@ class TokenAnswer:
             "metrics": metrics_object(ends[0], shown) if shown.any and len(ends) == 1 else None,
             "kv_transfer_params": None,
             "ec_transfer_params": None,
-            "output_mode": self.mode,
+            "output_mode": self._mode,
             "choices": choices,
         }
 
-    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        ended, mode = piece.ended, self.mode
+    def choice(
+        self,
+        index: int,
+        ended: TurnEnded | None,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        text: str,
+    ) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": index,
             "finish_reason": None if ended is None else ended.reason,
             "stop_reason": None if ended is None else ended.stop_reason,
-            "token_ids": piece.token_ids,
+            "token_ids": token_ids,
             "routed_experts": None,
             "sampling_mask": None,
             "weight_versions": None if ended is None else version_field(ended)["weight_versions"],
             "logprobs": None,
         }
-        num_top = self._asked.sampling_params.num_logprobs
-        if num_top is not None and mode == "tokens":
-            choice["logprobs"] = token_scores(piece.logprobs)
+        num_top = self.asked.sampling_params.num_logprobs
+        if num_top is not None and self._mode == "tokens":
+            choice["logprobs"] = token_scores(logprobs)
         elif num_top is not None:
-            choice["logprobs"] = self._writer.chat(piece.logprobs, num_top)
+            choice["logprobs"] = self._writer.chat(logprobs, num_top)
         if ended is not None:
-            choice |= expert_field(self.turn, ended)
-        return choice if mode == "tokens" else {**choice, "text": piece.text}
+            choice |= expert_field(self._turn, ended)
+        return choice if self._mode == "tokens" else {**choice, "text": text}
 
-    def chunk(self, index: int, piece: Piece) -> bytes:
-        """Returns a chunk, or b"" if there is nothing to send: the caller sends errors."""
-        if piece.ended is not None and piece.ended.error is not None:
-            return b""
-        if not (piece.token_ids or piece.text or piece.ended is not None):
-            return b""
-        continuous = wants_continuous_usage(self._asked.stream_options) and piece.usage is not None
-        return self._event(
-            [self._choice(index, piece)], usage_object(piece.usage) if continuous and piece.usage else None
-        )
+    def writer(self, position: int, index: int) -> TokenWriter:
+        return TokenWriter(self, index)
 
-    def last_chunk(self, ends: Sequence[TurnEnded]) -> bytes:
-        """Returns the chunk of the total usage if it was requested, else b""."""
-        if not wants_usage(self._asked.stream_options):
-            return b""
-        return self._event([], usage_object(of_choices([ended.usage for ended in ends])))
+    @property
+    def has_usage(self) -> bool:
+        """Returns whether every chunk contains the usage so far."""
+        return wants_continuous_usage(self.asked.stream_options)
 
-    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
+    def conclusion(self, ends: Ends, record: dict[str, Any]) -> bytes:
+        for ended in ends[0]:
+            if ended.error is not None:
+                return last_error(ended.error)
+        if not wants_usage(self.asked.stream_options):
+            return DONE
+        return self.event([], usage_object(of_choices([ended.usage for ended in ends[0]]))) + DONE
+
+    def event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
         """The first chunk contains the prompt's token ids if they were requested."""
         chunk: dict[str, Any] = {
             "request_id": self.id,
             "usage": usage,
-            "output_mode": self.mode,
+            "output_mode": self._mode,
             "choices": choices,
         }
         if self._prompt_token_ids is not None:
             chunk["prompt_token_ids"], self._prompt_token_ids = self._prompt_token_ids, None
         return event(chunk)
+
+
+class TokenWriter:
+    """Writes the chunks of a choice."""
+
+    def __init__(self, answer: TokenAnswer, index: int) -> None:
+        self._answer, self._index = answer, index
+        self.ended: TurnEnded | None = None
+
+    def feed(self, events: Sequence[OutputEvent]) -> bytes:
+        """Returns one chunk for all events, or b"" if there is nothing to send."""
+        ended = self.ended = next((item for item in events if isinstance(item, TurnEnded)), None)
+        made = [item for item in events if isinstance(item, TurnProgress)]
+        token_ids = [token for item in made for token in item.token_ids]
+        logprobs = [entry for item in made for entry in item.logprobs]
+        text = "".join([item.text for item in events if isinstance(item, ItemDelta)])
+        if (ended is not None and ended.error is not None) or not (token_ids or text or ended):
+            return b""
+        usage = usage_object(made[-1].usage) if made and self._answer.has_usage else None
+        return self._answer.event([self._answer.choice(self._index, ended, token_ids, logprobs, text)], usage)

@@ -15,14 +15,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chorale.api.chat.answer import Answer
-from chorale.api.chat.body import chat_body
-from chorale.api.chat.chunks import ChunkWriter
+from chorale.api.answer import Writer
+from chorale.api.chat.body import ChatAnswer
 from chorale.api.chat.prepare import continue_prompt, read_client_rules, split_continued, turn_of
 from chorale.api.chat.request import parse_chat
-from chorale.api.completions.endpoint import prompt_turn, text_body
+from chorale.api.completions.endpoint import prompt_turn
 from chorale.api.completions.request import CompletionRequest, PromptTurn, parse_completion
-from chorale.api.completions.text import ChoiceText, TextAnswer, TextChunkWriter
+from chorale.api.completions.text import TextAnswer
 from chorale.api.fields import parse
 from chorale.api.http.responses import large_response, read_as
 from chorale.api.state import ServerState, check_model
@@ -76,14 +75,14 @@ def _chat(state: ServerState, asked: DerenderChatRequest) -> dict[str, Any]:
         tail = split_continued(chat)[1]
         header = () if tail is None else continue_prompt([], tail, state.vocab)
         turn = turn_of(state, chat, prompt, read_client_rules(chat), header)
-    answer = replace(Answer.of(state, chat), id=given.request_id)
+    answer = ChatAnswer.of(state, chat, [turn], id=given.request_id)
     if asked.stream:
         start: dict[str, Any] = {"delta": {}, "logprobs": None, "finish_reason": None}
         empty = answer.chunk([start])
-        writers = [ChunkWriter(answer, turn, each.index) for each in given.choices]
+        writers = [answer.writer(0, each.index) for each in given.choices]
         return _next_chunk(state, asked, given, len(prompt), chat_choice(state, turn), writers, empty)
     chunks = _whole(state, given, f"{name}.choices")
-    body = chat_body(answer, [folded(chat_choice(state, turn), each) for each in chunks], turn)
+    body = answer.body([[folded(chat_choice(state, turn), each) for each in chunks]])
     _keep_reasons(body, given.choices)
     return body | {"prompt_logprobs": given.prompt_logprobs}
 
@@ -104,11 +103,12 @@ def _completion(state: ServerState, asked: DerenderCompletionRequest) -> dict[st
             completion.logprobs = num_candidates(choices, state.client.info.max_logprobs)
         completion.stream, completion.n = asked.stream, 1 if asked.stream else completion.n
         prepared = [_prompt_turn(state, completion, each) for each in prompts]
-    answer = replace(TextAnswer.of(state, completion), metrics=NO_METRICS, id=given[0].request_id)
+    more = {"metrics": NO_METRICS, "id": given[0].request_id}
+    answer = TextAnswer.of_prompts(state, completion, prepared, **more)
     if asked.stream:
         choice = raw_choice(state, prepared[0].turn, completion)
         empty = answer.chunk([{"text": "", "logprobs": None, "finish_reason": None}])
-        writers = [TextChunkWriter(ChoiceText(answer, prepared[0], each.index)) for each in found.choices]
+        writers = [answer.writer(0, each.index) for each in found.choices]
         return _next_chunk(state, asked, found, len(prompts[0]), choice, writers, empty)
     folds = []
     for place, (each, one) in enumerate(zip(given, prepared, strict=True)):
@@ -116,7 +116,7 @@ def _completion(state: ServerState, asked: DerenderCompletionRequest) -> dict[st
             raise invalid(f"{name}[{place}].choices", f"must be {completion.n} (n)")
         chunks = _whole(state, each, f"{name}[{place}].choices")
         folds.append([folded(raw_choice(state, one.turn, completion), chunk) for chunk in chunks])
-    body = text_body(prepared, folds, answer)
+    body = answer.body(folds)
     _keep_reasons(body, [choice for each in given for choice in each.choices])
     if completion.prompt_logprobs is not None:
         for place, choice in enumerate(body["choices"]):
@@ -151,7 +151,7 @@ def _next_chunk(
     given: Generated,
     num_prompt_tokens: int,
     choice: Choice | RawChoice,
-    writers: Sequence[ChunkWriter | TextChunkWriter],
+    writers: Sequence[Writer],
     found: dict[str, Any],
 ) -> dict[str, Any]:
     """Returns the chunk, and the state for the next one. ``writers``: one, or none without a choice;

@@ -14,6 +14,8 @@ from chorale.api.field_docs import described
 from chorale.api.fields import LogprobTokenIds, Refusal, SamplerFields, StreamOptions, StrictModel, TokenId
 from chorale.api.http.body import parse_model
 from chorale.errors import invalid
+from chorale.harmony.render import ASSISTANT
+from chorale.harmony.vocab import START
 from chorale.requests.readers import within
 
 _TEXT_ONLY = Refusal("the model takes text only")
@@ -85,6 +87,12 @@ class GenerateRequest(StrictModel):
     return_token_ids: bool = False
     priority: Annotated[int, limits.number("priority")] | None = None
     cache_salt: Annotated[str, Field(min_length=1), limits.items("identifier")] | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        """Returns whether the model begins a turn: constraints then apply to its answer, after its
+        reasoning."""
+        return self.token_ids[-2:] == [START, ASSISTANT] and not self.reasoning_ended
 
     def chat(self) -> ChatRequest:
         """Returns a chat with the constraints of this request. Raises ``RequestError``."""
