@@ -5,6 +5,8 @@ that must survive the response (browser cursors, the id of a python session) is 
 ``ToolBox.state()`` and passed to ``ToolService.open(state=...)`` later. A call never raises because of a
 failing tool: every failure becomes the text of a ``ToolResult`` with ``failed=True``, which the model reads.
 Closing the generator of a call aborts the call.
+
+Values with a tag are stored within the events of a turn (``chorale.turns.events``).
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
+
+import msgspec
 
 from chorale.harmony.messages import ToolNamespace
 
@@ -80,26 +84,22 @@ class ToolCall:
     call_id: str  # the API's item id, used for logs and progress tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(msgspec.Struct, frozen=True, array_like=True, tag="source"):
     url: str
     title: str
     snippet: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SearchAction:
+class SearchAction(msgspec.Struct, frozen=True, array_like=True, tag="search"):
     query: str
     sources: tuple[Source, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OpenPageAction:
+class OpenPageAction(msgspec.Struct, frozen=True, array_like=True, tag="open_page"):
     url: str | None  # None: scrolling in a page without an address (search results)
 
 
-@dataclass(frozen=True, slots=True)
-class FindAction:
+class FindAction(msgspec.Struct, frozen=True, array_like=True, tag="find"):
     pattern: str
     url: str | None
 
@@ -109,18 +109,15 @@ class FindAction:
 BrowserAction = SearchAction | OpenPageAction | FindAction
 
 
-@dataclass(frozen=True, slots=True)
-class CodeStarted:
+class CodeStarted(msgspec.Struct, frozen=True, array_like=True, tag="code_started"):
     container_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class CodeOutput:
+class CodeOutput(msgspec.Struct, frozen=True, array_like=True, tag="code_output"):
     text: str  # the concatenated pieces of a call are ``PythonDetail.logs``
 
 
-@dataclass(frozen=True, slots=True)
-class McpProgress:
+class McpProgress(msgspec.Struct, frozen=True, array_like=True, tag="mcp_progress"):
     """A ``notifications/progress`` message or log line of the server."""
 
     message: str
@@ -131,8 +128,7 @@ class McpProgress:
 Progress = BrowserAction | CodeStarted | CodeOutput | McpProgress
 
 
-@dataclass(frozen=True, slots=True)
-class PythonDetail:
+class PythonDetail(msgspec.Struct, frozen=True, array_like=True, tag="python"):
     """For ``code_interpreter_call``. ``logs``: stdout, stderr, the last expression, the traceback."""
 
     container_id: str
@@ -140,8 +136,7 @@ class PythonDetail:
     logs: str
 
 
-@dataclass(frozen=True, slots=True)
-class McpDetail:
+class McpDetail(msgspec.Struct, frozen=True, array_like=True, tag="mcp"):
     """For ``mcp_call``: exactly one of ``output`` and ``error`` is None."""
 
     server_label: str
@@ -151,8 +146,7 @@ class McpDetail:
     error: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ToolResult:
+class ToolResult(msgspec.Struct, frozen=True, array_like=True, tag="result"):
     """The last value that a call yields. ``content``: the text for the model, never empty."""
 
     author: str  # the tool's full name, the author of the harmony message
@@ -176,8 +170,7 @@ def failed_result(identity: ToolIdentity, call: ToolCall, content: str, error: s
 # --------------------------------------------------------------------------- citations
 
 
-@dataclass(frozen=True, slots=True)
-class UrlCitation:
+class UrlCitation(msgspec.Struct, frozen=True, array_like=True, tag="citation"):
     """A citation. Offsets count code points of the rewritten text; ``end_index`` is exclusive."""
 
     start_index: int
@@ -219,16 +212,14 @@ class ToolIdentity:
     needs_approval: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class McpToolInfo:
+class McpToolInfo(msgspec.Struct, frozen=True, array_like=True, tag="mcp_tool"):
     name: str
     description: str | None
     input_schema: Mapping[str, Any]
     annotations: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class McpListing:
+class McpListing(msgspec.Struct, frozen=True, array_like=True, tag="listing"):
     """The tools of a server, for ``mcp_list_tools``: one per McpRequest, even if the server failed
     (``error``).
     """

@@ -6,6 +6,9 @@ so that stream and body cannot disagree.
 
 Item ``index`` counts from 0 within one choice; an item is opened, gets deltas, and is closed exactly once;
 ``TurnEnded`` is last, exactly once. The concatenated text of all deltas is the item's final text.
+
+Events with a tag are stored (``chorale.api.responses.event_log``): new fields of theirs, and of the values
+in them, must come last and have a default. Tags never change. A delta's is short: there is one per token.
 """
 
 from __future__ import annotations
@@ -78,8 +81,7 @@ class Usage:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-@dataclass(frozen=True, slots=True)
-class ItemOpened:
+class ItemOpened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
     """An output item began. ``item_id`` is its permanent id (rs_, msg_, fc_, ...)."""
 
     index: int
@@ -93,9 +95,7 @@ class ItemOpened:
     approval_request_id: str | None = None  # mcp_call: the request that was approved
 
 
-# A msgspec struct, unlike the other events: there is one per streamed token, and it is
-# built in a quarter of the time.
-class ItemDelta(msgspec.Struct, frozen=True, gc=False):
+class ItemDelta(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
     """More text. ``token_ids``: the content tokens that became readable with it (may be empty)."""
 
     index: int
@@ -104,8 +104,7 @@ class ItemDelta(msgspec.Struct, frozen=True, gc=False):
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ItemClosed:
+class ItemClosed(msgspec.Struct, frozen=True, array_like=True, tag="closed"):
     """``token_ids``: the harmony message of the item (header included), kept for exact replay.
 
     For a built-in call that ran: the call, ``<|call|>``, and the whole message of its result.
@@ -116,31 +115,27 @@ class ItemClosed:
     token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ToolStarted:
+class ToolStarted(msgspec.Struct, frozen=True, array_like=True, tag="tool_started"):
     """A call to a built-in tool is complete, and the tool begins to run."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class ToolProgressed:
+class ToolProgressed(msgspec.Struct, frozen=True, array_like=True, tag="tool_progressed"):
     """Progress of a running tool."""
 
     index: int
     progress: Progress
 
 
-@dataclass(frozen=True, slots=True)
-class ToolOutcome:
+class ToolOutcome(msgspec.Struct, frozen=True, array_like=True, tag="tool_outcome"):
     """The result of a built-in tool; at most once, before its item closes."""
 
     index: int
     result: ToolResult | McpListing
 
 
-@dataclass(frozen=True, slots=True)
-class Cited:
+class Cited(msgspec.Struct, frozen=True, array_like=True, tag="cited"):
     """A citation within the text of the open message so far."""
 
     index: int
