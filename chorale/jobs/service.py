@@ -11,7 +11,6 @@ from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
 from chorale.jobs.contents import Contents, open_contents
 from chorale.store.database.sqlite import MEMORY
-from chorale.store.files import Quota
 from chorale.store.store import ResponseStore
 
 logger = logging.getLogger(__name__)
@@ -24,7 +23,6 @@ NONE = "none"  # value of --batch-storage that turns files and batches off
 @dataclass(slots=True)
 class BatchService:
     contents: Contents
-    quota: Quota
     uploads: Shares = field(default_factory=Shares)  # uploads in progress
     woken: asyncio.Event = field(default_factory=asyncio.Event)  # wakes the runner
 
@@ -48,13 +46,7 @@ def open_service(config: ServerConfig, store: ResponseStore) -> BatchService | N
             raise
         logger.warning("files and batches are off: %s", error)
         return None
-    quota = Quota(
-        config.batch_max_file_bytes,
-        config.batch_max_files,
-        config.batch_max_bytes,
-        config.batch_max_total_bytes,
-    )
-    return BatchService(contents, quota)
+    return BatchService(contents)
 
 
 def check_batch_storage(config: ServerConfig) -> None:

@@ -10,9 +10,9 @@ import functools
 import heapq
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from chorale.config.engine import ServerConfig
 from chorale.store.database.connection_thread import LOCK_SECONDS, ConnectionThread, Refusal
 from chorale.store.database.sql import Database
 from chorale.store.responses import totals
@@ -26,25 +26,17 @@ _TIDY_ROWS = 32  # most rows per eviction in ``tidy``
 _TIDY_SECONDS = 0.01  # longest time that ``tidy`` may delay a write
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """``max_responses`` also counts conversations. ``ttl``: seconds from a row's last use to its expiry."""
-
-    max_responses: int = 100_000
-    max_bytes: int = 10 * 2**30
-    ttl: float = 30 * 86400.0
-
-
 class Access:
     """The connections to a database. ``connect(True)`` opens the writer's, ``connect(False)`` the reader's.
 
-    ``one``: reads use the writer's connection. ``begin``: the first operation of the writer.
+    ``config``: its bounds are the store's. ``one``: reads use the writer's connection. ``begin``: the first
+    operation of the writer.
     """
 
     def __init__(
         self,
         connect: Callable[[bool], Database],
-        bounds: Bounds,
+        config: ServerConfig,
         *,
         clock: Callable[[], float] = time.time,
         idle_seconds: float = 60.0,
@@ -53,7 +45,7 @@ class Access:
         lock_seconds: float = LOCK_SECONDS,
     ) -> None:
         self.clock = clock
-        self.bounds = bounds
+        self._config = config
         refusal = Refusal()
         self.writer = ConnectionThread(
             "responses-writer",
@@ -90,7 +82,7 @@ class Access:
 
     def oldest(self) -> float:
         """Returns the time of last use before which rows have expired and are hidden, evicted or not."""
-        return self.clock() - self.bounds.ttl
+        return self.clock() - self._config.response_store_ttl
 
     def tidy(self, db: Database) -> bool:
         """Evicts rows and releases free space while idle. Returns whether there is more to do."""
@@ -103,22 +95,23 @@ class Access:
         db.commit()
         return db.give_back(num_evicted) or is_more
 
-    def evict(self, db: Database, most: int = EVICT_ROWS) -> int:
-        """Evicts up to ``most`` rows in LRU order while a bound is exceeded. Returns their number.
+    def evict(self, db: Database, max_rows: int = EVICT_ROWS) -> int:
+        """Evicts up to ``max_rows`` rows in LRU order while a bound is exceeded. Returns their number.
 
         Running responses and leased conversations are never evicted.
         """
         num_responses, size, num_conversations = totals(db)
         num = num_responses + num_conversations
-        bounds, oldest = self.bounds, self.oldest()
-        if num <= bounds.max_responses and size <= bounds.max_bytes and not _any_older(db, oldest):
+        most, most_bytes = self._config.response_store_max_items, self._config.response_store_max_bytes
+        oldest = self.oldest()
+        if num <= most and size <= most_bytes and not _any_older(db, oldest):
             return 0
         victims: dict[str, list[tuple[int]]] = {"responses": [], "conversations": []}
         for used, seq, num_bytes, table in heapq.merge(
-            _unused(db, "responses", most), _unused(db, "conversations", most)
+            _unused(db, "responses", max_rows), _unused(db, "conversations", max_rows)
         ):
-            within = used >= oldest and num <= bounds.max_responses and size <= bounds.max_bytes
-            if within or len(victims["responses"]) + len(victims["conversations"]) == most:
+            within = used >= oldest and num <= most and size <= most_bytes
+            if within or len(victims["responses"]) + len(victims["conversations"]) == max_rows:
                 break
             victims[table].append((seq,))
             num, size = num - 1, size - num_bytes

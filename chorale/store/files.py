@@ -13,6 +13,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
+from chorale.config.engine import ServerConfig
 from chorale.errors import ConflictError, NotFoundError, PayloadTooLargeError, QueueFullError
 from chorale.store.access import Access, Rows, reads, writes
 from chorale.store.database.sql import Database, Page, Paged, read_page
@@ -64,16 +65,6 @@ class StoredFile:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """``max_file_bytes``: per file. ``max_files``, ``max_bytes``: per owner. ``max_total_bytes``: overall."""
-
-    max_file_bytes: int
-    max_files: int
-    max_bytes: int
-    max_total_bytes: int
-
-
 class Files(Rows):
     """The rows of all files."""
 
@@ -82,8 +73,9 @@ class Files(Rows):
         self._failed: set[str] = set()  # failed uploads whose rows are still ``uploading``
 
     @writes
-    def begin(self, db: Database, file: StoredFile, server_id: str, quota: Quota | None = None) -> int:
-        """Adds the row of an upload. ``file.num_bytes``: its maximum size, or 0 if unknown.
+    def begin(self, db: Database, file: StoredFile, server_id: str, quota: ServerConfig | None = None) -> int:
+        """Adds the row of an upload. ``file.num_bytes``: its maximum size, or 0 if unknown. ``quota``: the
+        limits of files, for uploads of clients.
 
         Returns its maximum size in bytes, which the quota counts until ``finish``. Raises ``QueueFullError``
         or ``PayloadTooLargeError`` if the quota does not allow it.
@@ -220,28 +212,28 @@ def _counted(db: Database, query: str, *values: bytes) -> tuple[int, int]:
     return (0, 0) if row is None else (int(row[0]), int(row[1]))
 
 
-def _room(db: Database, file: StoredFile, quota: Quota) -> int:
+def _room(db: Database, file: StoredFile, quota: ServerConfig) -> int:
     """Returns the maximum size of the file in bytes. Raises an error if the quota does not allow it."""
     num, size = _counted(db, "SELECT num_files, num_bytes FROM file_totals WHERE owner = ?", file.owner)
-    if num >= quota.max_files:
+    if num >= quota.batch_max_files:
         raise QueueFullError(
-            f"you have {num} files, and this server keeps at most {quota.max_files} for each API key "
+            f"you have {num} files, and this server keeps at most {quota.batch_max_files} for each API key "
             "(--batch-max-files); delete some",
             code="file_quota_exceeded",
         )
-    left = quota.max_bytes - size
+    left = quota.batch_max_bytes - size
     if file.num_bytes > left or left <= 0:
         raise PayloadTooLargeError(
-            f"your files have {size} bytes, and this server keeps at most {quota.max_bytes} for each "
+            f"your files have {size} bytes, and this server keeps at most {quota.batch_max_bytes} for each "
             "API key (--batch-max-bytes); delete some",
             code="file_quota_exceeded",
         )
-    free = quota.max_total_bytes - sizes(db)[1]
+    free = quota.batch_max_total_bytes - sizes(db)[1]
     if file.num_bytes > free or free <= 0:
         raise PayloadTooLargeError(
             "the server's room for files is used up (--batch-max-total-bytes)", code="storage_full"
         )
-    return file.num_bytes or min(quota.max_file_bytes, left, free)
+    return file.num_bytes or min(quota.batch_max_file_bytes, left, free)
 
 
 def _to_file(row: tuple[Any, ...]) -> StoredFile:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from chorale.config.engine import ServerConfig
-from chorale.store.access import Access, Bounds, Rows, reads, writes
+from chorale.store.access import Access, Rows, reads, writes
 from chorale.store.background import (
     BackgroundResponses,
     count_live,
@@ -59,11 +59,12 @@ from chorale.store.responses import (
 )
 
 __all__ = [
-    "Bounds", "ResponseStore", "SqliteStore", "StoreError", "StoredItem", "StoredResponse", "open_store",
+    "ResponseStore", "SqliteStore", "StoreError", "StoredItem", "StoredResponse", "open_store",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
+_DEFAULTS = ServerConfig()
 _POSTGRES = ("postgresql://", "postgres://")
 
 
@@ -80,23 +81,20 @@ def open_store(config: ServerConfig, recover: Recover = without_output) -> Respo
     the operator cannot be written, raises ``StoreError``. On a full disk, or if the named location is on a
     read-only disk, nothing is stored until a write succeeds, with a warning.
     """
-    bounds = Bounds(
-        config.response_store_max_items, config.response_store_max_bytes, config.response_store_ttl
-    )
     location = config.response_store
     if location is not None and is_postgres(location):
         from chorale.store.database.postgres import connect as connect_postgres
 
-        return ResponseStore(Access(partial(connect_postgres, location), bounds), recover)
+        return ResponseStore(Access(partial(connect_postgres, location), config), recover)
     if location is not None:
-        return _warned(SqliteStore(location, bounds, recover))
+        return _warned(SqliteStore(location, config, recover))
     try:
         if is_read_only(default_path().parent):
             raise StoreError(f"{default_path().parent} is on a read-only disk")
-        return _warned(SqliteStore(str(default_path()), bounds, recover))
+        return _warned(SqliteStore(str(default_path()), config, recover))
     except (StoreError, OSError) as error:
         logger.warning("responses are kept in memory only: %s", error)
-        return SqliteStore(MEMORY, bounds, recover)
+        return SqliteStore(MEMORY, config, recover)
 
 
 def _warned(store: SqliteStore) -> SqliteStore:
@@ -222,7 +220,7 @@ class SqliteStore(ResponseStore):
     def __init__(
         self,
         path: str = MEMORY,
-        bounds: Bounds | None = None,
+        config: ServerConfig = _DEFAULTS,
         recover: Recover = without_output,
         *,
         clock: Callable[[], float] = time.time,
@@ -233,7 +231,7 @@ class SqliteStore(ResponseStore):
         super().__init__(
             Access(
                 self._file.connect,
-                bounds if bounds is not None else Bounds(),
+                config,
                 clock=clock,
                 idle_seconds=idle_seconds,
                 one=path == MEMORY,  # a database in memory has a single connection

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from chorale.api.responses.event_log import LogEvent, TurnBegan, join, pack, read_chunk
+from chorale.config.engine import ServerConfig
 from chorale.jobs.background import Background
 from chorale.store.protocol import RESTARTED, EventChunk, EventPage, StoredItem, StoredResponse
-from chorale.store.store import Bounds, ResponseStore, SqliteStore
+from chorale.store.store import ResponseStore, SqliteStore
 from chorale.turns.events import ItemClosed, ItemDelta, ItemOpened
 from tests.api.responses.background.test_background import HANGS, resume
 from tests.store.test_locked import write_lock
@@ -64,7 +65,9 @@ async def test_events_expire_with_their_response(tmp_path: Path) -> None:
     """They are hidden before the row is evicted, like the response itself."""
     now = [1000.0]
     file = str(tmp_path / "responses.sqlite3")
-    store = SqliteStore(file, Bounds(ttl=50.0), clock=lambda: now[0], idle_seconds=3600.0)
+    store = SqliteStore(
+        file, ServerConfig(response_store_ttl=50.0), clock=lambda: now[0], idle_seconds=3600.0
+    )
     response = await begun(store)
     assert await said(store, response)
     assert await store.background.events(response.id, b"", 0) is not None
@@ -178,7 +181,7 @@ async def test_the_first_process_to_open_a_file_fails_running_responses(tmp_path
 
 
 async def test_a_running_response_is_not_evicted() -> None:
-    store = SqliteStore(bounds=Bounds(max_responses=3))
+    store = SqliteStore(config=ServerConfig(response_store_max_items=3))
     running = await begun(store)
     for _ in range(8):
         await store.put(make())

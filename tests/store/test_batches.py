@@ -14,10 +14,10 @@ from chorale.config.engine import ServerConfig
 from chorale.errors import QueueFullError
 from chorale.ids import new_id
 from chorale.store.batch_rows import BatchNotFoundError, Result, StoredBatch, Tokens
-from chorale.store.files import FileInUseError, FileNotFoundFault, Quota, StoredFile, new_file_id
+from chorale.store.files import FileInUseError, FileNotFoundFault, StoredFile, new_file_id
 from chorale.store.store import ResponseStore, open_store
 
-QUOTA = Quota(10**6, 100, 10**7, 10**8)
+QUOTA = ServerConfig()
 ME, OTHER = b"me", b"other"
 
 
@@ -154,7 +154,9 @@ async def test_the_end_is_one_transaction_and_old_rows_are_swept(location: str) 
 
 async def test_a_quota_counts_uploads_in_progress(location: str) -> None:
     async with stored(location) as store:
-        quota = Quota(60, 3, 100, 1000)
+        quota = ServerConfig(
+            batch_max_file_bytes=60, batch_max_files=3, batch_max_bytes=100, batch_max_total_bytes=1000
+        )
 
         async def begin(size: int) -> int:
             file = StoredFile(new_file_id(), ME, store.files.now, None, "", "", size)

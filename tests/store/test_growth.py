@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from chorale.config.engine import ServerConfig
 from chorale.store.database.sql import Page
 from chorale.store.database.sqlite import SqliteDatabase
-from chorale.store.files import Quota, StoredFile, new_file_id
+from chorale.store.files import StoredFile, new_file_id
 from chorale.store.store import ResponseStore, SqliteStore
 from tests.store.test_batches import batch_of, location, result, stored  # noqa: F401
 from tests.store.test_store import make
 
-QUOTA = Quota(10**6, 10**6, 10**9, 10**9)
+QUOTA = ServerConfig(batch_max_files=10**6)
 Work = Callable[[ResponseStore], Awaitable[Any]]
 
 

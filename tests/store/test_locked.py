@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from chorale.store.access import Access, Bounds
+from chorale.config.engine import ServerConfig
+from chorale.store.access import Access
 from chorale.store.store import ResponseStore, SqliteStore, StoreError
 from tests.support.responses import serve
 from tests.support.store.postgres import hung
@@ -132,7 +133,7 @@ async def test_later_operations_have_a_later_deadline(tmp_path: Path) -> None:
 def postgres_store(database: str) -> ResponseStore:
     from chorale.store.database.postgres import connect
 
-    return ResponseStore(Access(partial(connect, database), Bounds(), lock_seconds=LOCK_SECONDS))
+    return ResponseStore(Access(partial(connect, database), ServerConfig(), lock_seconds=LOCK_SECONDS))
 
 
 async def test_a_hung_postgresql_delays_no_answer_beyond_the_deadline(database: str) -> None:

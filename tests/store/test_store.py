@@ -25,7 +25,7 @@ from chorale.store.access import EVICT_ROWS
 from chorale.store.database.schema import VERSION
 from chorale.store.database.sql import Database
 from chorale.store.protocol import PreviousResponseNotFoundError, StoredItem, StoredResponse, StoreError
-from chorale.store.store import Bounds, ResponseStore, SqliteStore, open_store
+from chorale.store.store import ResponseStore, SqliteStore, open_store
 from tests.support.responses import VOCAB
 
 Test = Callable[[], Coroutine[Any, Any, None]]
@@ -168,7 +168,7 @@ async def test_a_chain_larger_than_any_context_window_is_refused(monkeypatch: py
 
 async def test_the_count_is_bounded_and_used_chains_stay() -> None:
     now = [0.0]
-    store = SqliteStore(bounds=Bounds(max_responses=10), clock=lambda: now[0])
+    store = SqliteStore(config=ServerConfig(response_store_max_items=10), clock=lambda: now[0])
     tip = root = make()
     await store.put(root)
     for _ in range(50):
@@ -191,7 +191,9 @@ async def test_each_write_evicts_a_few_rows_beyond_the_byte_bound(tmp_path: Path
     for _ in range(100):
         await store.put(make(text="x" * 10_000))
     await store.close()
-    store = SqliteStore(str(file), Bounds(max_bytes=200_000))  # the operator lowered the bound
+    store = SqliteStore(
+        str(file), ServerConfig(response_store_max_bytes=200_000)
+    )  # the operator lowered the bound
     sizes = []
     for _ in range(40):
         await store.put(make(text="x" * 10_000))
@@ -204,7 +206,7 @@ async def test_each_write_evicts_a_few_rows_beyond_the_byte_bound(tmp_path: Path
 
 async def test_expired_responses_are_evicted_while_idle() -> None:
     now = [1000.0]
-    store = SqliteStore(bounds=Bounds(ttl=50.0), clock=lambda: now[0], idle_seconds=0.02)
+    store = SqliteStore(config=ServerConfig(response_store_ttl=50.0), clock=lambda: now[0], idle_seconds=0.02)
     old = make()
     await store.put(old)
     now[0] += 51.0
@@ -228,7 +230,7 @@ async def test_an_idle_store_evicts_down_to_its_bound_and_releases_space(tmp_pat
     await store.close()
     num_pages = file.stat().st_size // 4096
     pauses: list[float] = []
-    store = SqliteStore(str(file), Bounds(max_responses=10), idle_seconds=0.01)
+    store = SqliteStore(str(file), ServerConfig(response_store_max_items=10), idle_seconds=0.01)
     store._access.writer._idle_seconds = 1e9  # no idle run but the first and its repetitions
     tidy = store._access.tidy
     store._access.writer._idle = lambda db: pauses.append(time.thread_time()) or tidy(db)

@@ -56,8 +56,8 @@ async def create(state: ServerState, service: BatchService, request: Request) ->
     declared = int(length) if length.isascii() and length.isdigit() else 0
     now = state.store.files.now
     file = StoredFile(new_file_id(), request.state.owner, now, None, "", "", declared)
-    room = await state.store.files.begin(file, state.leases.server_id, service.quota)
-    most = min(room, service.quota.max_file_bytes)
+    room = await state.store.files.begin(file, state.leases.server_id, state.config)
+    most = min(room, state.config.batch_max_file_bytes)
     service.uploads.take(owner)
     try:
         form = await Form(request.stream(), boundary, most).read(partial(service.contents.write, file.id))

@@ -158,7 +158,7 @@ class FleetClient:
             request = msgspec.structs.replace(request, sampling=sampling)
         stream = RequestStream(request.request_id, count, self._left)
         asked = self._requests[request.request_id] = FleetRequest(request, stream)
-        self._begin(Part(asked, self, Continuation(request), tuple(range(count))))
+        self._begin(Part(asked, self._part_ended, Continuation(request), tuple(range(count))))
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -231,24 +231,19 @@ class FleetClient:
             self.assigner.ended(ticket)
             await asyncio.sleep(self._limits.ping_interval)
 
-    # ------------------------------------------------------------------ PartOwner
+    # ------------------------------------------------------------------ the end of a part
 
-    def part_ended(self, part: Part) -> None:
-        self._stop(part)
-        if not part.parent.open:
-            self._forget(part.parent)
-
-    def part_failed(self, part: Part, error: ChoraleError) -> None:
+    def _part_ended(self, part: Part, error: ChoraleError | None) -> None:
         asked = part.parent
         self._stop(part)
-        if not isinstance(error, EngineDeadError) or asked.num_moves >= self._most_moves or self._closed:
-            self._fail(asked, error)
-            return
-        successors = asked.successors(part)
-        logger.info("request %s moves to another engine: %s", asked.request.request_id, error.message)
-        for successor in successors:
-            self._admission.admit_again(len(successor.open), asked.request.owner)
-            self._begin(successor)
+        if error is not None:
+            if not isinstance(error, EngineDeadError) or asked.num_moves >= self._most_moves or self._closed:
+                self._fail(asked, error)
+                return
+            logger.info("request %s moves to another engine: %s", asked.request.request_id, error.message)
+            for successor in asked.successors(part):
+                self._admission.admit_again(len(successor.open), asked.request.owner)
+                self._begin(successor)
         if not asked.open:
             self._forget(asked)
 

@@ -7,8 +7,8 @@ engine takes. The consumer reads one stream all the time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -18,15 +18,8 @@ from chorale.client.stream import RequestStream
 from chorale.engine.types import GenerateRequest, TokenChunk
 from chorale.errors import ChoraleError, EngineError
 
-
-class PartOwner(Protocol):
-    """The methods of the fleet that parts call."""
-
-    def part_ended(self, part: Part) -> None:
-        """Called when no choice of the part is open any more."""
-        ...
-
-    def part_failed(self, part: Part, error: ChoraleError) -> None: ...
+# Called when no choice of the part is open any more, or with the error that ended it early.
+PartEnded: TypeAlias = "Callable[[Part, ChoraleError | None], None]"
 
 
 class FleetRequest:
@@ -60,7 +53,7 @@ class FleetRequest:
         name = f"{self.request.request_id}+{self.num_moves}"
         if part.is_whole and len(part.open) == len(self.delivered) and not any(self.began):
             request = msgspec.structs.replace(self.request, request_id=name)
-            return [Part(self, part.owner, Continuation(request), tuple(sorted(part.open)))]
+            return [Part(self, part.on_end, Continuation(request), tuple(sorted(part.open)))]
         found = []
         for index in sorted(part.open):
             rest = continued(
@@ -69,19 +62,19 @@ class FleetRequest:
             if rest is None:
                 self.push(TokenChunk(self.request.request_id, index, [], finish_reason="length"))
             else:
-                found.append(Part(self, part.owner, rest, (index,)))
+                found.append(Part(self, part.on_end, rest, (index,)))
         return found
 
 
 class Part:
     """The choices ``indices`` of a request, sent to one engine. ``RemoteClient`` uses it as ``ChunkSink``."""
 
-    __slots__ = ("_again", "_plain", "indices", "open", "owner", "parent", "place", "request", "sending")
+    __slots__ = ("_again", "_plain", "indices", "on_end", "open", "parent", "place", "request", "sending")
 
     def __init__(
-        self, parent: FleetRequest, owner: PartOwner, asked: Continuation, indices: tuple[int, ...]
+        self, parent: FleetRequest, on_end: PartEnded, asked: Continuation, indices: tuple[int, ...]
     ) -> None:
-        self.parent, self.owner, self.request = parent, owner, asked.request
+        self.parent, self.on_end, self.request = parent, on_end, asked.request
         self.indices = indices  # index within the part -> index within the request
         self.open = set(indices)
         self.sending: asyncio.Task[None] | None = None  # finds an engine and sends the request there
@@ -121,7 +114,7 @@ class Part:
             self.open.discard(index)
         self.parent.push(chunk)
         if not self.open:
-            self.owner.part_ended(self)
+            self.on_end(self, None)
 
     def _translated(self, chunk: TokenChunk, index: int) -> TokenChunk | None:
         """Returns the chunk as the first engine would have sent it, or None if nothing is left to deliver."""
@@ -129,7 +122,7 @@ class Part:
             kept = without_repeated(chunk, self._again)
             if kept is None:
                 message = "the engine was lost, and another engine sampled different tokens"
-                self.owner.part_failed(self, EngineError(message, code="engine_restarted"))
+                self.on_end(self, EngineError(message, code="engine_restarted"))
                 return None
             chunk, self._again = kept
             if not chunk.token_ids and chunk.finish_reason is None:
@@ -143,7 +136,7 @@ class Part:
         )
 
     def fail(self, error: ChoraleError) -> None:
-        self.owner.part_failed(self, error)
+        self.on_end(self, error)
 
     def leave(self, index: int) -> int | None:
         """Close a choice that its consumer left. Returns its index in the part, or None if it has ended."""

@@ -6,11 +6,11 @@ import asyncio
 import sys
 
 from chorale.store.protocol import StoredItem, StoredResponse
-from chorale.store.store import Bounds, SqliteStore
+from chorale.store.store import SqliteStore
 
 
 async def main(path: str, run: int) -> None:
-    store = SqliteStore(path, Bounds())
+    store = SqliteStore(path)
 
     async def one(worker: int) -> None:
         for number in range(1_000_000):
