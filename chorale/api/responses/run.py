@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chorale.api.http.sse import Frame
-from chorale.api.logprobs import LogprobsWriter
 from chorale.api.record import record_field
 from chorale.api.responses.event_log import LogEvent, TurnBegan, TurnFailed
 from chorale.api.responses.items.objects import (
@@ -23,6 +22,7 @@ from chorale.api.responses.items.objects import (
     close_items,
     end_error,
     error_object,
+    rendering,
 )
 from chorale.api.responses.prepare import prepare
 from chorale.api.responses.prepared import Prepared
@@ -76,15 +76,12 @@ class Run:
         self.lease = lease
         self._unstored = unstored
         self.ended: Ended | None = None
-        with_logprobs = request.num_logprobs is not None
         model = state.model_names[0]
         self._builder = ResponseBuilder(
             base_object(request, prepared, model, self._created) if begun is None else begun.to_object(),
-            LogprobsWriter(state.vocab) if with_logprobs else None,
-            request.top_logprobs,
-            hide_reasoning=not request.include_reasoning,
-            include=request.include,
-            metrics=state.shown_metrics(asked="metrics" in request.include),
+            rendering(request),
+            state.vocab,
+            state.shown_metrics(asked="metrics" in request.include),
         )
         self.acts = False  # a tool with possible side effects was started
         self._turn: AsyncGenerator[list[OutputEvent]] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from chorale.api.logprobs import LogprobsWriter
@@ -166,52 +166,50 @@ def close_items(fold: Fold) -> list[Any]:
     return [ItemClosed(i, "incomplete") for i, item in enumerate(fold.items) if item.status is None]
 
 
+def rendering(request: ResponsesRequest) -> dict[str, Any]:
+    """Returns what a ``ResponseBuilder`` needs besides the response object, as it is stored."""
+    return {
+        "logprobs": request.num_logprobs is not None,
+        "hide_reasoning": not request.include_reasoning,
+        "include": list(request.include),
+    }
+
+
 class ResponseBuilder:
-    """Folds the events of a response, and builds all of its objects."""
+    """Folds the events of a response, and builds all of its objects. ``rendering``: of its request."""
 
     def __init__(
         self,
         base: dict[str, Any],
-        logprobs: LogprobsWriter | None,
-        num_top: int,
-        hide_reasoning: bool,
-        include: Collection[str] = (),
-        *,
+        rendering: Mapping[str, Any],
+        vocab: Vocabulary,
         metrics: ShownMetrics = NO_METRICS,
     ) -> None:
         self.base = base
         self._metrics = metrics
         self.fold = Fold()
-        self._logprobs = logprobs
-        self._num_top = num_top
-        self._hide_reasoning = hide_reasoning
-        self._include = include
+        self._rendering = rendering
+        self._logprobs = LogprobsWriter(vocab) if rendering.get("logprobs") else None
+        self._include: Collection[str] = rendering.get("include") or ()
 
     @staticmethod
     def of_stored(stored: StoredResponse, vocab: Vocabulary) -> ResponseBuilder:
         """Returns a builder for the events of a stored background response, which starts as ``queued``."""
         begun = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
         base = {**stored.to_object(), **begun, "status": "queued", "output": []}
-        asked = stored.body.get(RENDERING) or {}
-        return ResponseBuilder(
-            base,
-            LogprobsWriter(vocab) if asked.get("logprobs") else None,
-            base.get("top_logprobs", 0),
-            hide_reasoning=bool(asked.get("hide_reasoning")),
-            include=asked.get("include") or (),
-        )
+        return ResponseBuilder(base, stored.body.get(RENDERING) or {}, vocab)
 
     @property
     def wants_logprobs(self) -> bool:
         return self._logprobs is not None
 
     def shows(self, opened: ItemOpened) -> bool:
-        return not (self._hide_reasoning and opened.kind == "reasoning")
+        return opened.kind != "reasoning" or not self._rendering.get("hide_reasoning")
 
     def logprobs(self, entries: Any) -> list[dict[str, Any]]:
         if self._logprobs is None:
             return []
-        content: list[dict[str, Any]] = self._logprobs.chat(entries, self._num_top)["content"]
+        content: list[dict[str, Any]] = self._logprobs.chat(entries, self.base["top_logprobs"])["content"]
         return content
 
     def part(self, item: FoldedItem) -> dict[str, Any]:
@@ -274,11 +272,7 @@ class ResponseBuilder:
         if ended is not None and ended.tool_state is not None:
             kept[TOOL_STATE] = ended.tool_state
         if self.base.get("background"):
-            kept[RENDERING] = {
-                "logprobs": self.wants_logprobs,
-                "hide_reasoning": self._hide_reasoning,
-                "include": list(self._include),
-            }
+            kept[RENDERING] = self._rendering
         return StoredResponse(
             id=body["id"],
             owner=owner,
