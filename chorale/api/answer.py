@@ -133,9 +133,10 @@ async def _stream(state: ServerState, answer: Answer, direct: Direct) -> AsyncGe
         turns = [(turn, answer.run(state, turn, used)) for turn in answer.turns]
         async with aclosing(run_together(state.client, turns)) as running:
             async for position, batch in running:
-                data = await beside(
-                    partial(_feed, writers[position], batch), heavy=is_slow and _scores_prompt(batch)
-                )
+                if is_slow and _scores_prompt(batch):
+                    data = await beside(partial(_feed, writers[position], batch))
+                else:
+                    data = _feed(writers[position], batch)
                 for index, events in batch if folds else ():
                     folds[position][index].add(events)
                 if opening:

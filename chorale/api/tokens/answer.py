@@ -162,12 +162,19 @@ class TokenWriter:
 
     def feed(self, events: Sequence[OutputEvent]) -> bytes:
         """Returns one chunk for all events, or b"" if there is nothing to send."""
-        ended = self.ended = next((item for item in events if isinstance(item, TurnEnded)), None)
-        made = [item for item in events if isinstance(item, TurnProgress)]
-        token_ids = [token for item in made for token in item.token_ids]
-        logprobs = [entry for item in made for entry in item.logprobs]
-        text = "".join([item.text for item in events if isinstance(item, ItemDelta)])
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        text, usage = "", None
+        for item in events:
+            if isinstance(item, TurnProgress):
+                token_ids += item.token_ids
+                logprobs += item.logprobs
+                usage = usage_object(item.usage) if self._answer.has_usage else None
+            elif isinstance(item, ItemDelta):
+                text += item.text
+            elif isinstance(item, TurnEnded):
+                self.ended = item
+        ended = self.ended
         if (ended is not None and ended.error is not None) or not (token_ids or text or ended):
             return b""
-        usage = usage_object(made[-1].usage) if made and self._answer.has_usage else None
         return self._answer.event([self._answer.choice(self._index, ended, token_ids, logprobs, text)], usage)
