@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from chorale.ids import new_id
-from chorale.jobs.line import Answer, Line, Record, unanswered
+from chorale.jobs.line import Answer, Line, Record
 from chorale.requests.openai_client import BUSY, AsyncClient, NoAnswerError, Retries, retry_after
 from chorale.tracing.ignored import HEADER
 
@@ -184,10 +184,11 @@ async def execute(
         try:
             answer = await send(line)
         except NoAnswerError as error:
-            record = unanswered(line, error)
+            record = Record(line.custom_id, fault=error.with_traceback(None))  # frames are large
         except Exception as error:
             logger.exception("line %r failed", line.custom_id[:200])
-            return unanswered(line, NoAnswerError(f"internal error ({type(error).__name__})"))
+            fault = NoAnswerError(f"internal error ({type(error).__name__})")
+            return Record(line.custom_id, fault=fault)
         else:
             record = Record(line.custom_id, answer)
             final = 500 if retries.max_errors is not None else 600

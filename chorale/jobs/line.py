@@ -150,14 +150,6 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """The reason why a line has no answer."""
-
-    code: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class Record:
     """The output line for a line of the input.
 
@@ -167,7 +159,7 @@ class Record:
 
     custom_id: str | None
     answer: Answer | None = None
-    fault: Fault | None = None
+    fault: ChoraleError | None = None
     status: int | None = None
     id: str = field(default_factory=lambda: new_id("batch_req"))
 
@@ -177,7 +169,8 @@ class Record:
 
     def encode(self) -> bytes:
         """Returns the record as JSON without a line end."""
-        fault = None if self.fault is None else {"code": self.fault.code, "message": self.fault.message}
+        error = self.fault
+        fault = None if error is None else {"code": str(error.code), "message": error.message}
         record: dict[str, Any] = {
             "id": self.id,
             "custom_id": self.custom_id,
@@ -200,12 +193,6 @@ class Record:
         return None
 
 
-def refused(error: LineError, custom_id: str | None = None) -> Record:
+def refused(error: LineError) -> Record:
     """Returns the record of an invalid line."""
-    name = error.custom_id if custom_id is None else custom_id
-    return Record(name, fault=Fault(str(error.code), error.message), status=error.status)
-
-
-def unanswered(line: Line, error: ChoraleError) -> Record:
-    """Returns the record of a line that got no answer."""
-    return Record(line.custom_id, fault=Fault(str(error.code), error.message))
+    return Record(error.custom_id, fault=error, status=error.status)

@@ -19,7 +19,7 @@ from chorale.config.engine import ServerConfig
 from chorale.errors import ChoraleError
 from chorale.jobs.contents import Contents, ContentsError, MissingContentError
 from chorale.jobs.input import Inspection
-from chorale.jobs.line import Fault, Record, parse_line
+from chorale.jobs.line import Record, parse_line
 from chorale.jobs.lines import LineWork, LostError, Sending, stored
 from chorale.store.batch_rows import BatchNotFoundError, Result, StoredBatch
 from chorale.store.batches import MAX_ATTEMPTS
@@ -31,8 +31,10 @@ logger = logging.getLogger(__name__)
 
 MAX_FAULTS = 100  # most faults of an input that are listed
 _FAULT_OF_STATUS = {
-    "expired": Fault("batch_expired", "the batch expired before this request was answered"),
-    "cancelled": Fault("batch_cancelled", "the batch was cancelled before this request was answered"),
+    "expired": ChoraleError("the batch expired before this request was answered", code="batch_expired"),
+    "cancelled": ChoraleError(
+        "the batch was cancelled before this request was answered", code="batch_cancelled"
+    ),
 }
 
 
@@ -180,7 +182,7 @@ class BatchWork(LineWork):
             raise
 
     async def _records_of(
-        self, completed: bool, done: Set[int] = frozenset(), fault: Fault | None = None
+        self, completed: bool, done: Set[int] = frozenset(), fault: ChoraleError | None = None
     ) -> AsyncIterator[bytes]:
         """Yields stored records in line order, then a record with ``fault`` for each line without one."""
         async for records in stored(self._rows, self.id, completed):
@@ -197,6 +199,6 @@ def _fault(code: str, message: str, line: int | None = None, param: str | None =
     return {"code": code, "line": line, "message": message, "param": param}
 
 
-def _unanswered(lines: list[bytes], fault: Fault, max_bytes: int) -> bytes:
+def _unanswered(lines: list[bytes], fault: ChoraleError, max_bytes: int) -> bytes:
     ids = (parse_line(raw, max_bytes=max_bytes).custom_id for raw in lines)
     return b"".join(Record(custom_id, fault=fault).encode() + b"\n" for custom_id in ids)

@@ -15,7 +15,6 @@ from chorale.jobs.line import (
     Record,
     parse_line,
     refused,
-    unanswered,
 )
 from tests.support.fuzz.worst_input import measure
 
@@ -97,7 +96,7 @@ def test_records_have_the_format_of_openai() -> None:
         "response": {"status_code": 200, "request_id": "req_1", "body": {"x": [1]}},
         "error": None,
     }
-    failed = unanswered(parse_line(line()), EngineDeadError("gone"))
+    failed = Record("a", fault=EngineDeadError("gone"))
     assert not failed.ok
     assert json.loads(failed.encode()) | {"id": ""} == {
         "id": "",
