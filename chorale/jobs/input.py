@@ -27,17 +27,12 @@ async def split_lines(
 
     A line longer than ``max_bytes`` is cut, but remains too long for ``parse_line``.
     """
-    async with contextlib.aclosing(pieces), contextlib.aclosing(_numbered(pieces, max_bytes)) as numbered:
-        async for found in numbered:
-            yield found
-
-
-async def _numbered(pieces: AsyncGenerator[bytes], max_bytes: int) -> AsyncGenerator[list[tuple[int, bytes]]]:
     splitter = _Splitter(max_bytes)
-    async for piece in pieces:
-        for start in range(0, len(piece), _FEED_BYTES):
-            yield await asyncio.to_thread(splitter.feed, piece[start : start + _FEED_BYTES])
-    yield splitter.feed(b"\n")
+    async with contextlib.aclosing(pieces):
+        async for piece in pieces:
+            for start in range(0, len(piece), _FEED_BYTES):
+                yield await asyncio.to_thread(splitter.feed, piece[start : start + _FEED_BYTES])
+        yield splitter.feed(b"\n")
 
 
 class _Splitter:
