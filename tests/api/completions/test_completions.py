@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -273,13 +274,24 @@ async def test_each_chunk_has_the_usage_so_far_on_request() -> None:
     assert counts[-1] == len(ids(RAW))
 
 
-async def test_an_engine_error_is_a_status_or_the_last_event() -> None:
-    async with served(playing("partial", error=EngineDeadError("gone"))) as server:
-        response = await server.complete("hi", stream=True, model="nope")
-        assert response.status_code == 404
-        chunks = events_of(await server.complete("hi", stream=True))
+class Losing(ScriptedClient):
+    """Loses the engine before the first token of the prompt [6]."""
+
+    async def _play(self, request: Any, index: int, stream: Any) -> None:
+        if request.prompt_token_ids == [6]:
+            await asyncio.sleep(0.05)
+            stream.fail(EngineDeadError("gone"))
+        else:
+            await super()._play(request, index, stream)
+
+
+async def test_a_prompt_that_cannot_begin_ends_the_stream_of_all() -> None:
+    async with served(Losing(lambda request, index: Script(ids("Hello"), hang=True))) as server:
+        chunks = events_of(await server.complete([[5], [6]], stream=True))
+        assert chunks[0]["choices"][0]["text"] == "Hello"
         assert chunks[-1]["error"]["code"] == "engine_restarted"
-        assert (await server.complete("hi")).status_code == 503
+        assert (await server.complete([[5], [6]])).status_code == 503
+        assert len(server.client.aborted) == 2
 
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])

@@ -260,11 +260,3 @@ async def test_abort_ends_requests_of_the_same_key_only() -> None:
             await asyncio.sleep(0.01)
         for wrong in ({}, {"request_ids": []}, {"request_ids": [1]}, {"request_ids": ["x" * 513]}):
             assert (await post("one", "/inference/v1/abort_requests", **wrong)).status_code == 400
-
-
-async def test_requests_are_counted_as_those_of_other_endpoints_are() -> None:
-    async with served(scripted((5, 6, 200002))) as server:
-        await generate(server, **FINE)
-        text = (await server.http.get("/metrics")).text
-        assert 'vllm:request_success_total{engine="0",finished_reason="stop",model_name="demo"} 1.0' in text
-        assert f'handler="{GENERATE}",method="POST",status="2xx"}} 1.0' in text
