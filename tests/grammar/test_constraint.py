@@ -1,4 +1,4 @@
-"""What of a schema is written differently for the compiler: its references, and nothing else."""
+"""What of a schema is written differently for the compiler, and what is said of one that it refuses."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from chorale.grammar.checker import GrammarChecker
 from chorale.grammar.constraint import MAX_BYTES, MAX_DEPTH, check_size, json_schema, regex
 from chorale.grammar.frames import raw_grammar
 from chorale.grammar.matcher import check_constraint, compile_grammar, to_lark
+from chorale.grammar.place import explained
 from chorale.harmony.vocab import load_vocabulary
 from chorale.requests.formats import constraint_of
 from tests.support.engine.scripted_client import Script, ScriptedClient
@@ -204,3 +205,63 @@ def test_a_text_that_cannot_be_compiled_is_refused(text: str) -> None:
     with pytest.raises(RequestError) as refused:
         check_size(text, "field")
     assert refused.value.param == "field"
+
+
+BAD: dict[str, dict[str, Any]] = {
+    ".pattern": {"type": "string", "pattern": "(?=x)y"},
+    ".format": {"type": "string", "format": "tea"},
+    ".items.not": {"type": "array", "items": {"not": {"type": "null"}}},
+    ".anyOf[1].pattern": {"anyOf": [{"pattern": "a", "type": "string"}, {"type": "string", "pattern": "("}]},
+}
+
+
+@pytest.mark.parametrize("place", BAD)
+def test_the_message_has_the_place(place: str) -> None:
+    properties = {"not": {"type": "string", "enum": ["(", "tea"]}, "a b": BAD[place]}
+    constraint = json_schema({"type": "object", "properties": properties}, "format.schema")
+    with pytest.raises(ValueError, match=r"parse error|Unknown|Unimplemented") as caught:
+        check_constraint(constraint)
+    said = explained(constraint, str(caught.value))
+    assert said.startswith(f'format.schema.properties["a b"]{place}: ')
+
+
+def test_without_a_known_place_the_field_is_named() -> None:
+    constraint = json_schema({"type": "object"}, "format.schema")
+    assert explained(constraint, "too complex: x") == "format.schema: too complex: x"
+
+
+OVERLAP = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
+REASONS: dict[str, tuple[dict[str, Any], str]] = {
+    ".properties.a.oneOf": ({"a": OVERLAP}, "oneOf"),
+    "": ({"a": OVERLAP, "b": {"oneOf": [{"type": "string"}, {"type": "null"}]}}, "oneOf"),
+    ".properties.a.minProperties": ({"a": {"properties": {"b": {}}, "minProperties": 1}}, "minProperties"),
+    ".properties.a.uniqueItems": ({"a": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+    ".properties.a.format": ({"a": {"type": "string", "format": "iri"}}, "date-time"),
+}
+
+
+@pytest.mark.parametrize("place", REASONS)
+def test_the_message_says_which_keyword_and_where_unless_that_is_unknown(place: str) -> None:
+    properties, word = REASONS[place]
+    constraint = json_schema({"type": "object", "properties": properties}, "s")
+    with pytest.raises(ValueError, match=r"(?i)constraints|properties|keys|format") as caught:
+        check_constraint(constraint)
+    at, _, reason = explained(constraint, str(caught.value)).partition(": ")
+    assert at == f"s{place}"
+    assert word in reason
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    [
+        {"type": "array", "items": {"type": "integer"}, "uniqueItems": False},
+        {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}},
+        {"type": "object", "properties": {"uniqueItems": {"const": False}}, "unevaluatedProperties": True},
+        {"type": "object", "dependentRequired": {}, "dependentSchemas": {}},
+        {"oneOf": [{"type": "string", "format": "date"}, {"type": "integer"}]},
+    ],
+)
+def test_keywords_that_restrict_nothing_are_accepted(keyword: dict[str, Any]) -> None:
+    constraint = json_schema({"type": "object", "properties": {"a": keyword}}, "s")
+    check_constraint(constraint)
+    assert '"uniqueItems":false' not in constraint.body

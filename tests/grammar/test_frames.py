@@ -8,7 +8,7 @@ import pytest
 from chorale.errors import RequestError
 from chorale.grammar import constraint as make
 from chorale.grammar.frames import MAX_REASONING, Call, Frames, raw_grammar, turn_grammar
-from chorale.grammar.matcher import check_constraint, compile_grammar, explain, to_lark
+from chorale.grammar.matcher import check_constraint, compile_grammar, explain
 from chorale.harmony.vocab import NUM_RANKS, load_vocabulary
 
 VOCAB = load_vocabulary()
@@ -190,10 +190,6 @@ def test_grammars_cannot_name_special_tokens(grammar: str) -> None:
 @pytest.mark.parametrize("grammar", ['start: "<" /<[a-z]+>/ // <x>\n# <y>', 'start: "\\"<"'])
 def test_angle_brackets_as_text_are_fine(grammar: str) -> None:
     check_constraint(make.lark(grammar, "p"))
-
-
-def test_gbnf_is_translated() -> None:
-    check_constraint(make.lark(to_lark('root ::= "x" [a-c]+ ("y" | "z")?'), "p"))
 
 
 def test_errors_are_one_short_line() -> None:

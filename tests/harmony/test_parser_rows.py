@@ -1,4 +1,7 @@
-"""Every measured failure of the strict parser, and what this one makes of it (no special token in text)."""
+"""Every measured failure of the strict parser, and what this one makes of it (no special token in text).
+
+``test_parser_properties.py`` has well-formed messages of every channel, recipient and content type.
+"""
 
 from __future__ import annotations
 
@@ -76,18 +79,6 @@ ROWS: list[tuple[str, list[Parsed], set[str]]] = [
     (" to=functions.f<|channel|>commentary <|constrain|>json<|message|>{}<|call|>", [CALL_F], set()),
     (" to=functions.f<|channel|>commentary json<|message|>{}<|call|>", [CALL_F], set()),
     ("<|channel|>commentary to=functions.f json<|message|>{}<|call|>", [CALL_F], set()),
-    (
-        "<|channel|>final <|constrain|>json<|message|>{}<|return|>",
-        [message("final", None, "json", "{}", RETURN)],
-        set(),
-    ),
-    ("<|channel|>final json<|message|>{}<|return|>", [message("final", None, "json", "{}", RETURN)], set()),
-    (
-        "<|channel|>commentary json<|message|>{}<|end|>",
-        [message("commentary", None, "json", "{}", END)],
-        set(),
-    ),
-    ("<|channel|>analysis code<|message|>1<|end|>", [message("analysis", None, "code", "1", END)], set()),
     (
         "<|channel|>commentary to=functions.f<|channel|>commentary <|constrain|>json<|message|>{}<|call|>",
         [CALL_F],
@@ -191,45 +182,11 @@ ROWS: list[tuple[str, list[Parsed], set[str]]] = [
         [WEATHER_JSON],
         {"glued_token"},
     ),
-    # a call is a call on any channel.
-    (
-        "<|channel|>analysis to=functions.f json<|message|>{}<|call|>",
-        [message("analysis", "functions.f", "json", "{}")],
-        set(),
-    ),
-    (
-        "<|channel|>final to=functions.f json<|message|>{}<|call|>",
-        [message("final", "functions.f", "json", "{}")],
-        set(),
-    ),
-    (
-        "<|channel|>analysis to=python code<|message|>1+1<|call|>",
-        [message("analysis", "python", "code", "1+1")],
-        set(),
-    ),
-    # a preamble.
-    (
-        "<|channel|>commentary<|message|>Let me see.<|end|>",
-        [message("commentary", None, None, "Let me see.", END)],
-        set(),
-    ),
-    # two calls in one turn.
-    (
-        "<|channel|>commentary to=functions.f json<|message|>{}<|call|>"
-        "<|start|>assistant<|channel|>commentary to=functions.a json<|message|>{}<|call|>",
-        [CALL_F, message("commentary", "functions.a", "json", "{}")],
-        set(),
-    ),
-    # nothing counts after the first <|return|>; two finals are two messages.
+    # nothing counts after the first <|return|>.
     (
         "<|channel|>final<|message|>Hi<|return|><|start|>assistant<|channel|>final<|message|>Again<|return|>",
         [final("Hi")],
         {"tokens_after_end"},
-    ),
-    (
-        "<|channel|>final<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>B<|return|>",
-        [final("A", END), final("B")],
-        set(),
     ),
     # Special tokens are never text.
     (
