@@ -150,7 +150,6 @@ def test_without_room_for_a_summary_the_round_comes_as_it_is() -> None:
 
 def told(fold: Fold) -> Any:
     """Everything but drawn ids."""
-    assert fold.ended is not None
     items = [
         (i.kind, i.opened.name, i.text, i.status, i.token_ids, i.content_token_ids, i.logprobs)
         for i in fold.items

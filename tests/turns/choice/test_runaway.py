@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chorale.client.base import EngineInfo
 from chorale.engine.types import SamplingSpec
 from chorale.turns.choice.runaway import (
     LOOP_PERIOD,
@@ -21,6 +22,7 @@ from chorale.turns.choice.runaway import (
     RoundWatch,
     is_periodic,
 )
+from chorale.turns.compaction import MAX_TOKENS, most_tokens, sampling_of_pass
 from chorale.turns.events import Fold
 from tests.support.engine.scripted_client import ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, in_rounds, playing, turn
@@ -115,3 +117,16 @@ def test_equal_calls_are_counted_by_their_results() -> None:
         assert not watch.repeats
         watch.called("mcp.status", "{}", str(number))
     assert watch.repeats
+
+
+def test_the_checkpoints_default_bounds_a_summary() -> None:
+    info = EngineInfo(model="m", max_model_len=131072, max_num_seqs=4)
+    small = EngineInfo(
+        model="m", max_model_len=131072, max_num_seqs=4, default_sampling={"max_new_tokens": 300.0}
+    )
+    assert most_tokens(info) == MAX_TOKENS
+    assert most_tokens(small) == 300
+    spec = SamplingSpec(max_tokens=5)  # the request's own limit is not the summary's
+    for each, expected in ((info, MAX_TOKENS), (small, 300)):
+        sampling = sampling_of_pass(spec, each, 1000)
+        assert sampling.max_tokens == expected
