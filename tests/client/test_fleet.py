@@ -78,9 +78,7 @@ class FleetRig:
         self.client.set_members({name: self.hosts[name].address for name in names})
 
     def kill(self, name: str) -> None:
-        pid = self.hosts[name].monitor.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        os.kill(self.hosts[name].monitor.pid, signal.SIGKILL)
 
     async def ready(self) -> None:
         members = self.client.members.by_name
@@ -246,8 +244,7 @@ async def test_requests_are_refused_without_an_engine_and_when_the_queue_is_full
         with pytest.raises(EngineDeadError, match="no engine took the request"):
             await stream.__anext__()
         assert rig.client.num_in_flight == 0
-        most = rig.client._admission.capacity
-        assert most is not None
+        most: Any = rig.client._admission.capacity
         kept = [rig.client.submit(request(f"{'c' * i}b")) for i in range(most)]  # "b" is free again
         with pytest.raises(QueueFullError):
             rig.client.submit(request("d"))
@@ -282,8 +279,7 @@ def test_a_continuation_requests_only_the_tokens_that_are_left() -> None:
         n=2, seed=2**63 - 1, max_tokens=10, min_tokens=4, grammar="g", grammar_context=3, prompt_logprobs=1
     )
     asked = GenerateRequest(request_id="a", prompt_token_ids=[1, 2, 3], sampling=sampling, cache_salt="s")
-    rest = continued(asked, 1, [8, 9], "a+1", began=True)
-    assert rest is not None
+    rest: Any = continued(asked, 1, [8, 9], "a+1", began=True)
     assert rest.again == ()
     assert rest.request == GenerateRequest(
         request_id="a+1",
@@ -296,11 +292,9 @@ def test_a_continuation_requests_only_the_tokens_that_are_left() -> None:
     assert continued(asked, 0, [1] * 10, "x", began=True) is None
     for counted in ({"presence_penalty": 1.0}, {"frequency_penalty": 1.0}, {"bad_words": ((1,),)}):
         again = msgspec.structs.replace(asked, sampling=msgspec.structs.replace(sampling, **counted))
-        found = continued(again, 1, [8, 9], "x", began=True)
-        assert found is not None
+        found: Any = continued(again, 1, [8, 9], "x", began=True)
         assert (found.again, found.request.prompt_token_ids) == ((8, 9), [1, 2, 3])
-    whole = continued(asked, 0, [], "x", began=False)
-    assert whole is not None
+    whole: Any = continued(asked, 0, [], "x", began=False)
     assert whole.request.sampling.prompt_logprobs == 1
 
 

@@ -27,21 +27,13 @@ def no_close(request_id: str, index: int | None) -> None:
     raise AssertionError(request_id)
 
 
-def test_choices_are_counted_until_each_has_ended() -> None:
+def test_an_id_belongs_to_one_request_at_a_time() -> None:
     in_flight = InFlightRequests(Clock())
-    stream = in_flight.admit(asked("a", 3), no_close)
+    in_flight.admit(asked("a"), no_close)
     with pytest.raises(ConflictError):
         in_flight.admit(asked("a"), no_close)
-    assert in_flight.num_in_flight == 3
-    in_flight.deliver([TokenChunk("a", 0, [5]), TokenChunk("a", 1, [6], finish_reason="stop")])
-    assert in_flight.num_in_flight == 2
-    assert "a" in in_flight
-    in_flight.deliver([TokenChunk("a", i, [], finish_reason="length") for i in (0, 2)])
-    assert in_flight.num_in_flight == 0
-    assert "a" not in in_flight
-    assert stream.num_unfinished == 0
-    in_flight.deliver([TokenChunk("a", 0, [9])])  # late: dropped
-    assert stream.num_pending_tokens == 2
+    in_flight.deliver([TokenChunk("a", 0, [], finish_reason="stop")])
+    in_flight.admit(asked("a"), no_close)
 
 
 def test_abort_ends_only_the_choices_that_are_open() -> None:

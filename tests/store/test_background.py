@@ -19,6 +19,7 @@ from tests.api.responses.background.test_background import HANGS, resume
 from tests.store.test_locked import write_lock
 from tests.store.test_store import kept, make, opened
 from tests.support.engine.scripted_client import Script, ids
+from tests.support.event_loop import until
 from tests.support.responses import HELLO, fold_events, serve
 from tests.support.sse import parse_sse
 
@@ -113,7 +114,6 @@ async def test_only_the_first_end_of_a_response_counts(location: str) -> None:
     response = await begun(ours)
     await said(ours, response)
     ended_body = await theirs.background.end(response.id, b"", "cancelled")
-    assert ended_body is not None
     assert ended_body.status == ended_body.body["status"] == "cancelled"
     (item,) = ended_body.output
     assert item.item["status"] == "incomplete"
@@ -252,9 +252,7 @@ async def test_a_stream_is_followed_and_cancelled_through_another_server(locatio
         cancelled = await theirs.sdk.responses.cancel(made.id)
         assert cancelled.status == "cancelled"
         assert fold_events(await following)["status"] == "cancelled"
-        async with asyncio.timeout(5):  # the owner sees it at its next heartbeat
-            while not ours.client.aborted:
-                await asyncio.sleep(0.02)
+        await until(lambda: ours.client.aborted, "the owner sees it at its next heartbeat", 5)
         assert (await ours.sdk.responses.retrieve(made.id)).status == "cancelled"
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)

@@ -99,7 +99,6 @@ async def test_a_chain_is_read_by_one_query(tmp_path: Path) -> None:
         made = make(tip)
         await store.put(made)
         tip = made.id
-    assert tip is not None
     counted = Steps(store)
     await counted.watch()
     assert len(await store.chain(tip, b"")) == 60

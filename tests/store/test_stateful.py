@@ -60,7 +60,6 @@ class StoreMachine(RuleBasedStateMachine):
         done = self.run(self.store.background.append(response_id, server_id, "in_progress", more))
         assert done == (server_id == owner)
         if done:
-            assert response is not None
             self.live[response_id] = (response, server_id, num_events + 1)
 
     @precondition(lambda self: self.live or self.final)
