@@ -461,11 +461,7 @@ async def test_cors_is_off_by_default() -> None:
         assert "access-control-allow-origin" not in answer.headers
         assert (await call(server.port, "OPTIONS", "/tokenize", None, preflight)).status == 405
     async with served(allowed_origins=("https://a.example",)) as server:
-        answer = await call(server.port, "GET", "/version", None, {"origin": "https://a.example"})
-        assert answer.headers["access-control-allow-origin"] == "https://a.example"
         assert (await call(server.port, "OPTIONS", "/tokenize", None, preflight)).status == 200
-        other = await call(server.port, "GET", "/version", None, {"origin": "https://b.example"})
-        assert "access-control-allow-origin" not in other.headers
 
 
 async def test_a_page_of_an_allowed_origin_can_read_errors_too() -> None:

@@ -1,4 +1,4 @@
-"""Every field of every request model has an effect: none is declared, accepted and ignored.
+"""Every field of every request model has an effect (none is accepted and ignored) and a description.
 
 ``tests/api/field_reads.py`` finds the reads. A field that a property of the model reads counts as read if the
 property is read.
@@ -10,10 +10,19 @@ import importlib
 import pkgutil
 from collections.abc import Iterable
 
+import pytest
 from pydantic import BaseModel
 
 import chorale.api
+from chorale.api.chat.request import ChatRequest
+from chorale.api.completions.request import CompletionRequest
+from chorale.api.field_docs import DOCS
+from chorale.api.messages.request import MessagesRequest
+from chorale.api.responses.request import ResponsesRequest
+from chorale.api.tokens.generated import DerenderChatRequest, DerenderCompletionRequest
+from chorale.api.tokens.request import AbortRequest, GenerateRequest, TokenSampling
 from chorale.config.sampling_fields import CHOSEN_BY_MODEL
+from scripts.api_docs import ECHOED
 from tests.api.field_reads import is_read, strings, through_self
 
 # (model, field) -> why nothing reads it
@@ -87,3 +96,26 @@ def test_every_request_field_is_read_outside_its_model() -> None:
     assert len(found) >= 8, [model.__name__ for model in found]
     assert sum(len(model.model_fields) for model in found) > 150
     assert unread(found) == set(WITHOUT_EFFECT)
+
+
+MODELS: list[type[BaseModel]] = [
+    *(ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest, GenerateRequest, TokenSampling),
+    *(AbortRequest, DerenderChatRequest, DerenderCompletionRequest),
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_every_field_that_acts_is_described(model: type[BaseModel]) -> None:
+    fields = model.model_json_schema()["properties"]
+    echoed = ECHOED if model is ResponsesRequest else {}
+    assert [name for name, field in fields.items() if name not in echoed and "description" not in field] == []
+
+
+def test_every_description_is_that_of_a_field() -> None:
+    known = {
+        name
+        for model in MODELS
+        for field in model.model_fields
+        for name in (field, f"{model.__name__}.{field}")
+    }
+    assert DOCS.keys() <= known

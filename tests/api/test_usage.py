@@ -1,12 +1,17 @@
-"""Usage of several choices and prompts: a shared prompt is counted once, everything else is summed."""
+"""Usage of several choices and prompts (a shared prompt is counted once), and metrics of an answer."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from chorale.api.usage import ShownMetrics, metrics_object, of_choices, of_prompts
 from chorale.engine.types import ChunkTimings
 from chorale.turns.events import TurnEnded, Usage
+from tests.support.local_client import on_fake_device
+from tests.support.scripted import events_of
+from tests.support.server import VOCAB, served
 
 # The same prompt of 20 tokens, of which the cache had 4 for the first choice and 16 for the second. Each had
 # a second round after a tool, with prompts of 5 and 7 further tokens.
@@ -58,7 +63,6 @@ STEPS = bytes((4, 4, 4, 0, 2, 1))  # three drafts: their tokens, and the accepte
 def test_the_metrics_of_drafts_are_vllms() -> None:
     ended = TurnEnded("stop", WARM, timings=ChunkTimings(0, 1, 2, 3, 0, STEPS))
     found = metrics_object(ended, ShownMetrics(times=False, drafts="detailed", most_drafts=4))
-    assert found is not None
     assert found.pop("speculative_decoding") == {
         "mean_acceptance_length": pytest.approx(1 + 5 / 3),
         "draft_acceptance_rate": 0.5,
@@ -87,3 +91,28 @@ def test_drafts_are_null_unless_wanted_and_possible(drafts: str, most: int) -> N
         "speculative_decoding": None,
     }
     assert not ShownMetrics(times=False, drafts=drafts, most_drafts=most).any  # type: ignore[arg-type]
+
+
+async def test_an_answer_of_one_choice_has_metrics_if_enabled() -> None:
+    async with on_fake_device() as client, served(client, request_metrics=True) as server:
+        fields: dict[str, Any] = {"ignore_eos": True, "allowed_token_ids": VOCAB.encode("a b"), "seed": 5}
+        short = {**fields, "max_tokens": 30}
+        streamed = {**short, "stream": True, "stream_options": {"include_usage": True}}
+        answers = [
+            (await server.chat(**short)).json(),
+            (await server.complete(**short)).json(),
+            (await server.complete(**fields, stop="a ba", max_tokens=900)).json(),
+            events_of(await server.chat(**streamed))[-1],
+            events_of(await server.complete(**streamed))[-1],
+            await server.respond(input="hi", max_output_tokens=30),
+        ]
+        for answer in answers:
+            count = answer["usage"].get("completion_tokens") or answer["usage"]["output_tokens"]
+            metrics = answer["metrics"]
+            seconds = (metrics["time_to_first_token_ms"] + metrics["generation_time_ms"]) / 1000
+            assert metrics["tokens_per_second"] * seconds == pytest.approx(count)
+            assert metrics["mean_itl_ms"] * (count - 1) == pytest.approx(metrics["generation_time_ms"])
+            assert min(metrics["queue_time_ms"], metrics["generation_time_ms"]) > 0
+        assert answers[2]["choices"][0]["stop_reason"] == "a ba"
+        assert "metrics" not in (await server.complete(["a", "b"], **short)).json()
+        assert "metrics" not in (await server.chat(n=2, **short)).json()

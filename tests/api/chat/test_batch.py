@@ -8,6 +8,7 @@ import pytest
 
 from chorale.engine.types import GenerateRequest
 from tests.support.engine.scripted_client import Script, ScriptedClient
+from tests.support.event_loop import until
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, ids, playing
 from tests.support.server import VOCAB, served
 
@@ -39,6 +40,20 @@ async def test_each_conversation_has_a_choice_like_that_of_a_chat() -> None:
         together = server.client.requests[3:]
         assert [r.prompt_token_ids for r in together] == [r.prompt_token_ids for r in alone]
         assert [r.sampling for r in together] == [r.sampling for r in alone]
+
+
+async def test_all_conversations_are_admitted_or_none_and_end_with_the_client() -> None:
+    client = ScriptedClient(lambda request, index: Script((5,), hang=True), max_in_flight=3)
+    async with served(client) as server:
+        conversations = [user("a")] * 3
+        running = asyncio.ensure_future(server.http.post(PATH, json={"messages": conversations}))
+        await until(lambda: client.num_in_flight == 3)
+        assert (await server.http.post(PATH, json={"messages": conversations})).status_code == 429
+        assert len(client.requests) == 3
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await until(lambda: not client.num_in_flight)
+        assert not client.reserved
 
 
 @pytest.mark.parametrize(

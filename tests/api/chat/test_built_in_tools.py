@@ -91,7 +91,6 @@ async def test_web_search_options_and_template_kwargs_enable_tools() -> None:
         }
         await chat(server, web_search_options=options)
         wanted = server.tools.boxes[0].wanted.web_search
-        assert wanted is not None
         assert (wanted.context_size, wanted.user_location) == ("high", "Paris, FR")
         assert "## browser" in server.prompt()
         await chat(server, chat_template_kwargs={"builtin_tools": ["browser", "python"]})

@@ -110,13 +110,6 @@ def test_unknown_effort_names_the_field() -> None:
     assert error(USER, reasoning={"effort": "extreme"})["param"] == "reasoning.effort"
 
 
-def test_tools_are_declared_in_the_developer_message() -> None:
-    text = prompt([{"role": "system", "content": "Be brief."}, *USER], tools=[TOOL])
-    assert "# Instructions\n\nBe brief.\n\n# Tools\n\n## functions" in text
-    assert "// Weather of a city.\ntype get_weather = (_: {\ncity: string,\n}) => any;" in text
-    assert "Calls to these tools must go to the commentary channel: 'functions'." in text
-
-
 def test_tools_stay_in_the_prompt_when_none_may_be_called() -> None:
     assert prompt(USER, tools=[TOOL], tool_choice="none") == prompt(USER, tools=[TOOL])
 

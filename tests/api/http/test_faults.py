@@ -75,5 +75,4 @@ async def test_a_stream_that_outlasts_the_drain_ends_with_done() -> None:
         server.stop()
         answer = await asyncio.wait_for(read_answer(reader), 30)
         assert answer.body.endswith(b"data: [DONE]\n\n")
-        writer.close()
         await asyncio.wait_for(server.task, 30)

@@ -152,7 +152,6 @@ def posted(path: bytes, kind: bytes, body: bytes, **config: str) -> Cost:
                 answer = await asyncio.wait_for(answering, 60)
                 cost.num_bytes = len(body)
             assert answer.status in (200, 400)
-            writer.close()
         return cost
 
     return uvloop.run(main())

@@ -36,13 +36,11 @@ async def report(server: Server, wanted: str, path: str = CHAT, **body: object) 
 async def test_an_answer_reports_the_load_in_the_requested_format(stream: bool) -> None:
     async with served(busy()) as server:
         text = await report(server, "TEXT", stream=stream)
-        assert text is not None
         assert dict(re.findall(r"named_metrics\.(\w+)=([\d.]+)", text)) == {
             name: str(value) for name, value in NAMES.items()
         }
         assert text.startswith("TEXT ")
         found = await report(server, "json", stream=stream)
-        assert found is not None
         kind, _, data = found.partition(" ")
         assert (kind, json.loads(data)) == ("JSON", {"named_metrics": NAMES})
 

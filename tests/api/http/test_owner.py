@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from chorale.api.app import all_routes
 from chorale.api.http.auth import cache_salt
 from chorale.config.engine import hash_key, owner_name
 from chorale.engine.types import NOBODY, Owner
+from tests.support.event_loop import until
 from tests.support.local_client import on_fake_device
 from tests.support.server import served
 
@@ -78,8 +78,7 @@ async def test_the_engine_receives_the_owner_of_each_request(path: str, tmp_path
             else:
                 answer = await server.http.post(path, json=ENDPOINTS[path], headers=headers)
                 assert answer.status_code == 200, answer.text
-        while len(server.client.requests) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(server.client.requests) >= 2)
         owners = {request.owner for request in server.client.requests}
         assert owners == {Owner(one, 2.5), Owner(two, 1.0)}
 

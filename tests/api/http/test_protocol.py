@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from chorale.api.http import request_limits
 from chorale.api.http.responses import EventStream
 from chorale.errors import QueueFullError
 from chorale.serve.http import protocol
@@ -50,7 +51,6 @@ async def test_a_60_mb_header_is_431_and_costs_no_memory() -> None:
         answer = await asyncio.wait_for(read_answer(reader), 10)
         with contextlib.suppress(ConnectionError):
             await flooding
-        writer.close()
         assert answer.status == 431
         assert answer.code == "headers_too_large"
         assert peak_bytes() - before < 8 * 2**20
@@ -87,7 +87,6 @@ async def test_header_limits_apply_to_each_request_of_a_connection() -> None:
             assert (await asyncio.wait_for(read_answer(reader), 30)).status == 200
         writer.write(one)
         assert (await asyncio.wait_for(read_answer(reader), 30)).status == 200
-        writer.close()
 
 
 OFFER = HEAD + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
@@ -113,7 +112,6 @@ async def test_an_offer_of_another_protocol_is_ignored(body: bytes, at_once: boo
         for expected in ({"a": 1}, {"a": 1}, {"b": 2}):
             answer = await asyncio.wait_for(read_answer(reader), 30)
             assert (answer.status, answer.json) == (200, expected)
-        writer.close()
 
 
 async def test_the_body_of_an_upgrade_offer_is_not_parsed_as_a_request() -> None:
@@ -130,7 +128,6 @@ async def test_the_body_of_an_upgrade_offer_is_not_parsed_as_a_request() -> None
         assert (await asyncio.wait_for(read_answer(reader), 30)).status == 415
         writer.write(HEAD + b"content-length: 2\r\n\r\n{}")
         assert (await asyncio.wait_for(read_answer(reader), 30)).status == 200
-        writer.close()
 
 
 async def test_dripped_headers_end_in_408() -> None:
@@ -146,16 +143,14 @@ async def test_dripped_headers_end_in_408() -> None:
         dripping = asyncio.create_task(drip())
         answer = await asyncio.wait_for(read_answer(reader), 60)
         dripping.cancel()
-        writer.close()
         assert (answer.status, answer.code) == (408, "request_timeout")
         assert time.monotonic() - began > 0.4
 
 
 async def test_a_silent_connection_is_closed() -> None:
     async with probed(header_timeout=0.3) as server:
-        reader, writer = await connect(server.port)
+        reader, _ = await connect(server.port)
         assert await asyncio.wait_for(reader.read(), 60) == b""
-        writer.close()
 
 
 async def test_the_header_timeout_applies_to_later_requests() -> None:
@@ -166,7 +161,6 @@ async def test_the_header_timeout_applies_to_later_requests() -> None:
         await asyncio.sleep(0.5)  # idle time between requests does not count
         writer.write(b"GET /ec")
         assert (await asyncio.wait_for(read_answer(reader), 60)).status == 408
-        writer.close()
 
 
 async def test_slow_heads_do_not_delay_other_connections() -> None:
@@ -175,8 +169,6 @@ async def test_slow_heads_do_not_delay_other_connections() -> None:
         for _, writer in dripping:
             writer.write(b"GET /echo HTTP/1.1\r\nhost:")
         assert (await asyncio.wait_for(call(server.port, "POST", "/echo", {}), 60)).status == 200
-        for _, writer in dripping:
-            writer.close()
 
 
 @pytest.mark.parametrize(
@@ -243,7 +235,6 @@ async def test_a_body_over_the_limit_is_413_even_while_it_is_being_sent(chunked:
             writer.write(b"0\r\n\r\n")
         answer = await asyncio.wait_for(read_answer(reader), 10)
         assert (answer.status, answer.code) == (413, "payload_too_large")
-        writer.close()
 
 
 async def test_a_client_is_not_told_to_send_a_body_that_is_refused() -> None:
@@ -264,7 +255,22 @@ async def test_dripped_and_idle_bodies_are_408() -> None:
             answer = await asyncio.wait_for(answering, 30)
             assert (answer.status, answer.code) == (408, "request_timeout")
             assert answer.headers["connection"] == "close"
-            writer.close()
+
+
+async def test_a_body_below_the_minimum_rate_is_408_even_after_a_fast_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_limits, "RATE_SECONDS", 0.3)
+    async with probed(min_upload_rate=1000, body_timeout=600.0) as server:
+        reader, writer = await connect(server.port)
+        writer.write(HEAD + b"content-length: 3000000\r\n\r\n" + b" " * 1_000_000)
+        answering = asyncio.create_task(read_answer(reader))
+        async with asyncio.timeout(30):
+            while not answering.done():
+                writer.write(b" ")
+                await asyncio.sleep(0.05)
+        answer = await answering
+        assert (answer.status, answer.code) == (408, "request_timeout")
 
 
 async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +292,6 @@ async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.Monkey
         _, writer = await connect(server.port, limit=1000)
         writer.write(b"GET /flood HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await asyncio.wait_for(closed.wait(), 30)
-        writer.close()
 
 
 def chunked(*chunks: bytes) -> bytes:
@@ -327,7 +332,6 @@ async def test_the_overhead_of_chunked_bodies_is_limited(chunks: list[bytes], st
             assert answer.status == status
             if status == 400:
                 break
-        writer.close()
 
 
 # --------------------------------------------------------------------------- several requests
@@ -360,7 +364,6 @@ async def test_pipelined_requests_are_answered_in_order(piece: int, is_chunked: 
             answer = await asyncio.wait_for(read_answer(reader), 30)
             assert (answer.status, answer.json["number"]) == (200, index)
         await sending
-        writer.close()
 
 
 async def test_requests_behind_a_slow_one_are_not_read() -> None:
@@ -410,7 +413,6 @@ async def test_an_answer_to_http_1_0_is_not_chunked(path: bytes) -> None:
         else:
             answer = await asyncio.wait_for(reader.read(), 30)
             assert answer.endswith(b"\r\n\r\n{}")
-        writer.close()
 
 
 async def test_a_client_that_still_sends_sees_the_error() -> None:
@@ -426,4 +428,3 @@ async def test_a_client_that_still_sends_sees_the_error() -> None:
             await writer.drain()
             await asyncio.sleep(0.02)
         assert (await asyncio.wait_for(read_answer(reader), 30)).status == 429
-        writer.close()

@@ -394,20 +394,6 @@ async def test_the_sdks_tool_runner_continues_without_a_thread() -> None:
         assert kinds == ["tool_use", "text"]
 
 
-async def test_the_sdk_raises_an_error_within_a_stream() -> None:
-    import anthropic
-
-    async with served(playing(FINAL + "x", error=EngineDeadError("gone"))) as server:
-        stream = await sdk(server).messages.create(
-            max_tokens=9,
-            model="demo",
-            messages=USER,  # type: ignore[arg-type]
-            stream=True,
-        )
-        with pytest.raises(anthropic.APIStatusError, match="gone"):
-            [event async for event in stream]
-
-
 async def test_a_request_of_claude_code_is_answered() -> None:
     """Cache marks on blocks and tools, a large budget, labels, a beta field, many tools."""
     mark = {"cache_control": {"type": "ephemeral"}}

@@ -10,6 +10,7 @@ import pytest
 from chorale.config.engine import hash_key
 from chorale.engine.types import TokenLogprobs
 from tests.support.engine.scripted_client import Script, ScriptedClient
+from tests.support.event_loop import until
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, changing, events_of, ids, playing, scripted
 from tests.support.server import Server, served
 
@@ -244,8 +245,7 @@ async def test_abort_ends_requests_of_the_same_key_only() -> None:
         first = asyncio.ensure_future(post("one", GENERATE, request_id="x", **body))
         second = asyncio.ensure_future(post("two", GENERATE, request_id="x", **body))
         third = asyncio.ensure_future(post("one", GENERATE, request_id="y", stream=True, **body))
-        while len(client.requests) < 3:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(client.requests) == 3)
         for name in ("generate-tokens-x", "z"):
             assert (await post("one", "/inference/v1/abort_requests", request_ids=[name])).status_code == 200
         answer = (await first).json()
@@ -256,7 +256,6 @@ async def test_abort_ends_requests_of_the_same_key_only() -> None:
         assert ends.count("abort") == 2
         second.cancel()  # the client disconnects
         await asyncio.gather(second, return_exceptions=True)
-        while client.num_in_flight:
-            await asyncio.sleep(0.01)
+        await until(lambda: not client.num_in_flight)
         for wrong in ({}, {"request_ids": []}, {"request_ids": [1]}, {"request_ids": ["x" * 513]}):
             assert (await post("one", "/inference/v1/abort_requests", **wrong)).status_code == 400
