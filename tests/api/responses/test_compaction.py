@@ -10,6 +10,7 @@ import pytest
 from chorale.api.responses.items.encrypted_content import pack, seal, unpack, unseal
 from chorale.errors import EngineError
 from tests.support.engine.scripted_client import Script, ids
+from tests.support.event_loop import until
 from tests.support.responses import ANSWER, CALL, HELLO, TOOL, fold_events, serve, without_ids
 
 THINK = "<|channel|>analysis<|message|>What happened?<|end|><|start|>assistant"
@@ -209,10 +210,10 @@ async def test_cancelling_during_the_summary_leaves_no_compaction_item() -> None
         _, body = await server.post(
             input=[*history, {"role": "user", "content": "c"}], background=True, **at(50)
         )
-        while not any(asked.request_id.endswith(".summary") for asked in server.client.requests):
-            await asyncio.sleep(0.01)
+        await until(lambda: server.client.requests)
         await asyncio.sleep(0.1)  # two tokens of the summary
-        assert len(server.client.requests) == 1, "the summary is still being written"
+        (asked,) = server.client.requests
+        assert asked.request_id.endswith(".summary"), "the summary is still being written"
         done = (await server.http.post(f"/v1/responses/{body['id']}/cancel")).json()
         assert (done["status"], done["output"]) == ("cancelled", [])
 

@@ -1,21 +1,26 @@
-"""Background responses: polling, resumed streams, cancellation and limits."""
+"""Background responses: polling, resumed streams, cancellation, limits, and SIGTERM while they run."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from chorale.api.app import create_app
 from chorale.config.engine import ServerConfig, hash_key
 from chorale.errors import EngineDeadError
 from chorale.jobs.background import STOPPED
 from chorale.store.store import SqliteStore
-from tests.support.engine.scripted_client import Script, ids
+from tests.support import PATIENCE
+from tests.support.engine.scripted_client import Script, ScriptedClient, ids
+from tests.support.event_loop import until
+from tests.support.raw_http import call
 from tests.support.responses import HELLO, MODEL, fold_events, serve
-from tests.support.server import Server
+from tests.support.server import Server, listening, make_state
 from tests.support.sse import parse_sse
 
 SLOW = Script(ids(HELLO), delay=0.01)
@@ -96,7 +101,6 @@ async def test_a_cancelled_response_stays_cancelled_when_its_server_stops() -> N
     async with serve(HANGS) as server:
         made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
         job = server.app.state.background.find(made.id)
-        assert job is not None
         job.stop()
         job.stop(EngineDeadError("the server stops"))
         async with asyncio.timeout(30):
@@ -167,8 +171,7 @@ async def test_delete_stops_the_turn_and_ends_streams_with_an_error() -> None:
     async with serve(HANGS) as server:
         made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
         reader = asyncio.create_task(server.http.get(f"/v1/responses/{made.id}", params={"stream": "true"}))
-        while not server.client.requests:
-            await asyncio.sleep(0.02)
+        await until(lambda: server.client.requests)
         await asyncio.sleep(0.2)
         await server.sdk.responses.delete(made.id)
         async with asyncio.timeout(10):
@@ -224,3 +227,33 @@ async def test_obfuscation_pads_deltas_and_changes_nothing_else() -> None:
         )
         assert b'"obfuscation":"' in streamed.content
         fold_events(parse_sse(streamed.content))
+
+
+@pytest.mark.parametrize(
+    ("script", "hurry", "status"),
+    [
+        (Script(ids(HELLO), delay=0.02), False, "completed"),
+        (Script(ids(HELLO)[:8], hang=True), False, "queued"),
+        (Script(ids(HELLO)[:8], hang=True), True, "queued"),
+    ],
+)
+async def test_a_drain_finishes_or_requeues(tmp_path: Path, script: Script, hurry: bool, status: str) -> None:
+    store = str(tmp_path / "responses.sqlite3")
+    client = ScriptedClient(lambda request, index: script)
+    timeout = 60.0 if status == "completed" or hurry else 0.3
+    async with make_state(client, response_store=store, shutdown_timeout=timeout) as state:
+        async with listening(create_app(state)) as server:
+            made = await call(server.port, "POST", "/v1/responses", {"input": "x", "background": True})
+            assert made.json["status"] == "queued"
+            await asyncio.sleep(0.1)
+            server.stop()
+            if hurry:
+                server.stop()
+            await asyncio.wait_for(server.task, PATIENCE)
+        reopened = SqliteStore(store)  # as another process would
+        found = await reopened.get(made.json["id"], b"")
+        assert found.status == status
+        assert found.body["error"] is None
+        assert (await reopened.background.waiting() != []) == (status == "queued")
+        assert await reopened.jobs.servers() == {}
+        await reopened.close()

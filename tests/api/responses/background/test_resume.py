@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,14 @@ from chorale.store.background import MAX_ATTEMPTS
 from chorale.store.jobs import WAITING
 from chorale.store.protocol import RESTARTED
 from chorale.store.store import ResponseStore, SqliteStore, open_store
+from chorale.tools.contract import Progress, ToolCall, ToolResult
 from tests.api.responses.background.test_background import resume
 from tests.store.test_store import kept
 from tests.support.engine.scripted_client import Script, ids
 from tests.support.responses import HELLO, fold_events, serve
+from tests.support.scripted_tools import ScriptedService, tools_served
 from tests.support.server import Server
+from tests.turns.tools.test_loop import CODE, PYTHON, SEARCH, WEB
 
 HANGS = Script(ids(HELLO)[:8], hang=True)
 TEXTS = "abcdef"
@@ -256,3 +259,23 @@ async def test_a_response_is_not_taken_twice_at_once() -> None:
         await asyncio.sleep(0.01)
     assert slow.num_taken == 1
     await asyncio.gather(*background._resuming)
+
+
+@pytest.mark.parametrize(("call", "tool", "status"), [(PYTHON, CODE, "failed"), (SEARCH, WEB, "queued")])
+async def test_a_response_whose_tool_began_is_resumed_only_if_the_tool_has_no_side_effects(
+    call: str, tool: dict[str, Any], status: str
+) -> None:
+    ended = asyncio.Event()
+
+    async def hang(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+        leases = server.state.background.leases
+        await server.store.jobs.expire(leases.server_id, None)  # as if the server had died now
+        ended.set()
+        await asyncio.Event().wait()
+        yield ToolResult("python", "", True, None)
+
+    async with tools_served(call, tools=ScriptedService(hang)) as server:
+        _, made = await server.post(input="x", tools=[tool], background=True)
+        await asyncio.wait_for(ended.wait(), 10)
+        assert (await kept(server.store, made["id"])).status == status
+        await server.state.background.close()

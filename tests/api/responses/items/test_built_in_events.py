@@ -12,7 +12,19 @@ from tests.support.engine.scripted_client import Script
 from tests.support.responses import fold_events
 from tests.support.scripted_tools import CONTAINER, PAGE, ScriptedService, tools_served
 from tests.support.server import VOCAB
-from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, ids, kinds
+from tests.turns.tools.test_loop import (
+    CODE,
+    ECHO,
+    FINAL,
+    MCP,
+    PYTHON,
+    SEARCH,
+    THINK,
+    WEB,
+    failing,
+    ids,
+    kinds,
+)
 
 INCLUDE = ["web_search_call.action.sources", "web_search_call.results", "code_interpreter_call.outputs"]
 CITED = "<|channel|>final<|message|>A is B.【0†L0】 Not 【9†L1】 nor 【x】, but【0†L0-L2】<|return|>"
@@ -30,52 +42,25 @@ def types(events: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-REASONING_EVENTS = [
-    "output_item.added",
-    "content_part.added",
-    "reasoning_text.delta",
-    "reasoning_text.done",
-    "content_part.done",
-    "output_item.done",
-]
-WEB_EVENTS = [
-    "output_item.added",
-    "web_search_call.in_progress",
-    "web_search_call.searching",
-    "web_search_call.completed",
-    "output_item.done",
-]
-CODE_EVENTS = [
-    "output_item.added",
-    "code_interpreter_call.in_progress",
-    "code_interpreter_call_code.delta",
-    "code_interpreter_call_code.done",
-    "code_interpreter_call.interpreting",
+def around(*inner: str) -> list[str]:
+    """Returns the events of an item."""
+    return ["output_item.added", *inner, "output_item.done"]
+
+
+REASONING_EVENTS = around(
+    "content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done"
+)
+WEB_EVENTS = around(*(f"web_search_call.{name}" for name in ("in_progress", "searching", "completed")))
+CODE_EVENTS = around(
+    "code_interpreter_call.in_progress", "code_interpreter_call_code.delta",
+    "code_interpreter_call_code.done", "code_interpreter_call.interpreting",
     "code_interpreter_call.completed",
-    "output_item.done",
-]
-MCP_EVENTS = [
-    "output_item.added",
-    "mcp_call.in_progress",
-    "mcp_call_arguments.delta",
-    "mcp_call_arguments.done",
-    "mcp_call.completed",
-    "output_item.done",
-]
-LIST_EVENTS = [
-    "output_item.added",
-    "mcp_list_tools.in_progress",
-    "mcp_list_tools.completed",
-    "output_item.done",
-]
-MESSAGE_EVENTS = [
-    "output_item.added",
-    "content_part.added",
-    "output_text.delta",
-    "output_text.done",
-    "content_part.done",
-    "output_item.done",
-]
+)  # fmt: skip
+MCP_EVENTS = around(
+    "mcp_call.in_progress", "mcp_call_arguments.delta", "mcp_call_arguments.done", "mcp_call.completed"
+)
+LIST_EVENTS = around("mcp_list_tools.in_progress", "mcp_list_tools.completed")
+MESSAGE_EVENTS = around("content_part.added", "output_text.delta", "output_text.done", "content_part.done")
 AROUND = (["created", "in_progress"], ["completed"])
 
 
@@ -168,8 +153,6 @@ async def test_json_answers_keep_their_citation_marks() -> None:
 
 
 async def test_tool_failures_appear_as_events_and_statuses() -> None:
-    from tests.turns.tools.test_loop import failing
-
     tools = ScriptedService(failing("no network"))
     async with tools_served(SEARCH, PYTHON, ECHO, FINAL, tools=tools) as server:
         events = await server.events(input="x", tools=[WEB, CODE, MCP], include=INCLUDE)

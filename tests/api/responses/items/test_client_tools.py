@@ -14,12 +14,6 @@ from tests.support.engine.scripted_client import ids
 from tests.support.responses import ANSWER, TOOL, fold_events, serve, without_ids
 
 CUSTOM = {"type": "custom", "name": "note", "description": "Writes a note."}
-PATCH_GRAMMAR = 'start: "*** Begin Patch" LF line+ "*** End Patch"\nline: /[+-].*/ LF\n%import common.LF\n'
-PATCH = {
-    "type": "custom",
-    "name": "apply_patch",
-    "format": {"type": "grammar", "syntax": "lark", "definition": PATCH_GRAMMAR},
-}
 SEARCH = {"type": "tool_search", "execution": "client"}
 NAMESPACE = {
     "type": "namespace",
@@ -78,26 +72,6 @@ async def test_a_custom_call_is_the_same_in_body_and_stream() -> None:
 async def test_any_text_of_a_custom_call_becomes_its_input(written: str, meant: str) -> None:
     item, _, _ = await both(calls("note", written), tools=[CUSTOM])
     assert item["input"] == meant
-
-
-async def test_a_call_with_a_grammar_consists_of_plain_input() -> None:
-    patch = "*** Begin Patch\n+x\n*** End Patch"
-    async with serve(calls("apply_patch", patch, ""), ANSWER) as server:
-        _, body = await server.post(input="x", tools=[PATCH])
-        [item] = body["output"]
-        assert (item["type"], item["input"]) == ("custom_tool_call", patch)
-        assert PATCH_GRAMMAR.splitlines()[0] in server.prompt()
-        grammar = server.client.requests[0].sampling.grammar
-        assert grammar is not None
-        assert "Begin Patch" in grammar
-        again = [
-            {"role": "user", "content": "x"},
-            {**item, "id": None},
-            {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"},
-        ]
-        await server.post(input=again, tools=[PATCH])
-        shown = f"to=functions.apply_patch<|channel|>commentary<|message|>{patch}<|call|>"
-        assert shown in server.prompt()
 
 
 @pytest.mark.parametrize(
