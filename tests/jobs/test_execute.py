@@ -1,15 +1,16 @@
-"""Lines sent to the app without a socket: answers, errors, keys, aborted requests, retries, concurrency."""
+"""Lines sent to the app without a socket, or to a server: retries, their limits, and records of answers.
+
+``tests/api/batches/test_flow.py`` tests answers, errors, owners and cancelled lines of batches.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import httpx2
 import pytest
 
-from chorale.api.http.auth import OWNER
 from chorale.config.engine import hash_key
 from chorale.errors import EngineDeadError, QueueFullError
 from chorale.jobs.execute import (
@@ -22,7 +23,6 @@ from chorale.jobs.execute import (
 from chorale.jobs.line import Answer, Line
 from chorale.requests.openai_client import AsyncClient, Endpoint, NoAnswerError
 from tests.support.engine.scripted_client import Script, ScriptedClient
-from tests.support.event_loop import until
 from tests.support.server import served
 
 HELLO = (200005, 17196, 200008, 13225, 200002)
@@ -33,44 +33,6 @@ def line(custom_id: str = "a", url: str = "/v1/chat/completions", **body: Any) -
     if not body:
         body = {"messages": [{"role": "user", "content": "hi"}]}
     return Line(custom_id, url, json.dumps(body).encode())
-
-
-async def test_answers_and_errors_are_recorded() -> None:
-    async with served() as server:
-        send = AppSender(server.app)
-        good: Any = await execute(line(), send)
-        assert json.loads(good.answer.body)["choices"][0]["message"]["content"] == "Hello"
-        bad: Any = await execute(line(messages=[], temperature=9), send)
-        assert bad.answer.status == 400
-        assert json.loads(bad.answer.body)["error"]["type"] == "invalid_request_error"
-        missing: Any = await execute(line(model="other", messages=[{"role": "user", "content": "x"}]), send)
-        assert missing.answer.status == 404
-
-
-async def test_the_scope_passes_the_owner_without_a_key() -> None:
-    """Keys are not stored: the endpoint gets the owner of a stored line from the scope."""
-    async with served(keys=[hash_key("secret")]) as server:
-        assert (await AppSender(server.app)(line())).status == 401
-        assert (await AppSender(server.app, {OWNER: hash_key("secret")})(line())).status == 200
-        stored = await AppSender(server.app, {OWNER: b"one"})(line(url="/v1/responses", input="hi"))
-        path = f"/v1/responses/{json.loads(stored.body)['id']}"
-        found = await server.http.get(path, headers={"authorization": "Bearer secret"})
-        assert found.status_code == 404  # another owner's
-
-
-async def test_cancelling_aborts_the_request() -> None:
-    client = ScriptedClient(lambda request, index: Script((200005,), hang=True))
-    async with served(client) as server:
-        task = asyncio.create_task(execute(line(), AppSender(server.app)))
-        await until(lambda: client.num_in_flight)
-        [(answering,)] = client._tasks.values()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert client.num_in_flight == 0
-        assert len(client.aborted) == 1
-        await asyncio.wait([answering], timeout=30)
-        assert answering.done()
 
 
 @pytest.mark.parametrize("error", [QueueFullError("full", retry_after=0.01), EngineDeadError("restarting")])

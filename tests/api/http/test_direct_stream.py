@@ -131,7 +131,9 @@ async def test_a_client_that_pauses_reading_gets_everything() -> None:
         assert fold_chat(events(answer.body))[0]["content"] == TEXT * 20
 
 
-async def test_a_fault_ends_only_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_is_logged_and_ends_only_its_own_stream(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     feed, faulty = ChunkWriter.feed, list[ChunkWriter]()
 
     def fails(self: ChunkWriter, batch: Any) -> bytes:
@@ -146,8 +148,9 @@ async def test_a_fault_ends_only_its_own_stream(monkeypatch: pytest.MonkeyPatch)
         while not faulty:
             await asyncio.sleep(0)
         assert events(await ask(server))
-        with pytest.raises(asyncio.IncompleteReadError):
+        with pytest.raises(asyncio.IncompleteReadError):  # its end is missing
             await broken
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_closed_connection_does_not_block_the_chunks_of_others() -> None:

@@ -427,6 +427,7 @@ async def test_a_request_of_claude_code_is_answered() -> None:
         response = await server.http.post(
             "/v1/messages?beta=true", json={"model": "demo", **fields}, headers=headers
         )
+        assert response.headers["request-id"] == response.headers["x-request-id"]
         message = fold_message(events_of(response))
         assert [block["type"] for block in message["content"]] == ["thinking", "tool_use"]
         assert message["stop_reason"] == "tool_use"

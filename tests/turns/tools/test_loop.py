@@ -185,23 +185,17 @@ SLIP = '<|channel|>analysis to=browser.type_text code<|message|>{"a":1}<|call|>'
 
 
 @pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        (
-            GHOST,
-            "commentary<|message|>Error: the tool container.exec does not exist. You can call: browser.find",
-        ),
-        (
-            SLIP,
-            "analysis<|message|>Error: the tool browser.type_text does not exist. You can call: browser.find",
-        ),
-    ],
+    ("script", "channel", "name"),
+    [(GHOST, "commentary", "container.exec"), (SLIP, "analysis", "browser.type_text")],
 )
-async def test_a_tool_that_does_not_exist_is_an_error_that_the_model_reads(script: str, message: str) -> None:
+async def test_a_tool_that_does_not_exist_is_an_error_that_the_model_reads(
+    script: str, channel: str, name: str
+) -> None:
+    said = f"Error: the tool {name} does not exist. You can call: browser.find"
     async with tools_served(script, FINAL) as server:
         body = await server.respond(input="x", tools=[WEB, TOOL])
         assert kinds(body) == ["reasoning", "message"]
-        assert f" to=assistant<|channel|>{message}" in server.prompt()
+        assert f" to=assistant<|channel|>{channel}<|message|>{said}" in server.prompt()
         assert "functions.get_weather.<|end|>" in server.prompt()
 
 
