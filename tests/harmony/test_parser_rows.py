@@ -71,40 +71,35 @@ CALL_F = message("commentary", "functions.f", "json", "{}")
 WEATHER = message("commentary", "functions.get_weather", None, "{}")
 WEATHER_JSON = message("commentary", "functions.get_weather", "json", "{}")
 HM = message("analysis", None, None, "Hm.", END)
+HI = message("commentary", None, None, "Hi", END)
 PLAIN = "The answer to your question, in one word, is: 42.\n\nDo you want more?"
 
+# Headers of a call whose arguments are {}; the message that each means, and what was repaired.
+HEADERS: list[tuple[str, Parsed, set[str]]] = [
+    ("<|channel|>commentary to=functions.f <|constrain|>json", CALL_F, set()),
+    ("<|channel|>commentary to=functions.f<|constrain|>json", CALL_F, set()),
+    (" to=functions.f<|channel|>commentary <|constrain|>json", CALL_F, set()),
+    (" to=functions.f<|channel|>commentary json", CALL_F, set()),
+    ("<|channel|>commentary to=functions.f json", CALL_F, set()),
+    (
+        "<|channel|>commentary to=functions.f<|channel|>commentary <|constrain|>json",
+        CALL_F,
+        {"junk_in_header"},
+    ),
+    ("<|channel|>commentary to=functions.a to=functions.f json", CALL_F, {"duplicate_recipient"}),
+    ("<|channel|>commentary to=functions.f json to=functions.f", CALL_F, {"duplicate_recipient"}),
+    ("<|channel|>commentary to=functions.f to=!!! json", CALL_F, {"duplicate_recipient", "glued_token"}),
+    ("<|channel|>commentary now calling to=functions.f json", CALL_F, {"junk_in_header"}),
+    ("<|channel|>commentaryto=functions.f json", CALL_F, set()),
+    # Glued names. The first two spell the marker out in ordinary text.
+    ("<|channel|>commentary to=functions.get_weather<\u200b|channel|>commentary", WEATHER, {"glued_token"}),
+    ("<|channel|>commentary to=functions.get_weatherjson", WEATHER, {"glued_token"}),
+    ("<|channel|>commentary to=get_weather json", WEATHER_JSON, {"glued_token"}),
+    ("<|channel|>commentary to=functions.getWeather json", WEATHER_JSON, {"glued_token"}),
+    ("<|channel|>commentary to=functions.get_wether json", WEATHER_JSON, {"glued_token"}),
+]
 ROWS: list[tuple[str, list[Parsed], set[str]]] = [
-    ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>", [CALL_F], set()),
-    ("<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}<|call|>", [CALL_F], set()),
-    (" to=functions.f<|channel|>commentary <|constrain|>json<|message|>{}<|call|>", [CALL_F], set()),
-    (" to=functions.f<|channel|>commentary json<|message|>{}<|call|>", [CALL_F], set()),
-    ("<|channel|>commentary to=functions.f json<|message|>{}<|call|>", [CALL_F], set()),
-    (
-        "<|channel|>commentary to=functions.f<|channel|>commentary <|constrain|>json<|message|>{}<|call|>",
-        [CALL_F],
-        {"junk_in_header"},
-    ),
-    (
-        "<|channel|>commentary to=functions.a to=functions.f json<|message|>{}<|call|>",
-        [CALL_F],
-        {"duplicate_recipient"},
-    ),
-    (
-        "<|channel|>commentary to=functions.f json to=functions.f<|message|>{}<|call|>",
-        [CALL_F],
-        {"duplicate_recipient"},
-    ),
-    (
-        "<|channel|>commentary to=functions.f to=!!! json<|message|>{}<|call|>",
-        [CALL_F],
-        {"duplicate_recipient", "glued_token"},
-    ),
-    (
-        "<|channel|>commentary now calling to=functions.f json<|message|>{}<|call|>",
-        [CALL_F],
-        {"junk_in_header"},
-    ),
-    ("<|channel|>commentaryto=functions.f json<|message|>{}<|call|>", [CALL_F], set()),
+    *((f"{header}<|message|>{{}}<|call|>", [meant], repairs) for header, meant, repairs in HEADERS),
     (
         "<|channel|>analysis<|message|>Hm.<|end|>commentary to=functions.f json<|message|>{}<|call|>",
         [HM, CALL_F],
@@ -127,16 +122,8 @@ ROWS: list[tuple[str, list[Parsed], set[str]]] = [
         {"implicit_start", "junk_in_header"},
     ),
     ("<|channel|>finalanalysis<|message|>Hi<|return|>", [final("Hi")], {"unknown_channel"}),
-    (
-        "<|channel|>comment<|message|>Hi<|end|>",
-        [message("commentary", None, None, "Hi", END)],
-        {"unknown_channel"},
-    ),
-    (
-        "<|channel|>commentary??<|message|>Hi<|end|>",
-        [message("commentary", None, None, "Hi", END)],
-        {"unknown_channel"},
-    ),
+    ("<|channel|>comment<|message|>Hi<|end|>", [HI], {"unknown_channel"}),
+    ("<|channel|>commentary??<|message|>Hi<|end|>", [HI], {"unknown_channel"}),
     ("<|message|>hi<|return|>", [final("hi")], {"missing_header"}),
     ("Hi<|return|>", [final("Hi")], {"missing_header"}),
     ("Hi", [final("Hi", CUT)], {"missing_header"}),
@@ -164,24 +151,6 @@ ROWS: list[tuple[str, list[Parsed], set[str]]] = [
         [message("commentary", "functions.f", "json", '{"a": 1}')],
         {"missing_header"},
     ),
-    # glued names. The first two spell the marker out in ordinary text.
-    (
-        "<|channel|>commentary to=functions.get_weather<\u200b|channel|>commentary<|message|>{}<|call|>",
-        [WEATHER],
-        {"glued_token"},
-    ),
-    ("<|channel|>commentary to=functions.get_weatherjson<|message|>{}<|call|>", [WEATHER], {"glued_token"}),
-    ("<|channel|>commentary to=get_weather json<|message|>{}<|call|>", [WEATHER_JSON], {"glued_token"}),
-    (
-        "<|channel|>commentary to=functions.getWeather json<|message|>{}<|call|>",
-        [WEATHER_JSON],
-        {"glued_token"},
-    ),
-    (
-        "<|channel|>commentary to=functions.get_wether json<|message|>{}<|call|>",
-        [WEATHER_JSON],
-        {"glued_token"},
-    ),
     # nothing counts after the first <|return|>.
     (
         "<|channel|>final<|message|>Hi<|return|><|start|>assistant<|channel|>final<|message|>Again<|return|>",
@@ -195,11 +164,7 @@ ROWS: list[tuple[str, list[Parsed], set[str]]] = [
         {"reserved_token"},
     ),
     ("<|start|>assistant<|channel|>final<|message|>Hi<|return|>", [final("Hi")], {"junk_in_header"}),
-    (
-        "<|channel|>commentary to=assistant<|message|>Hi<|end|>",
-        [message("commentary", None, None, "Hi", END)],
-        set(),
-    ),
+    ("<|channel|>commentary to=assistant<|message|>Hi<|end|>", [HI], set()),
     (
         "<|channel|>commentary to=<|constrain|>json<|message|>{}<|end|>",
         [message("commentary", None, "json", "{}", END)],
