@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
-from chorale.client.base import EngineInfo
 from chorale.config.engine import hash_key
 from chorale.engine.commands import Command
 from tests.support.scripted import playing
@@ -18,10 +18,9 @@ async def ask(method: str, url: str, **options: Any) -> tuple[httpx2.Response, l
     """Returns the response, and the commands to the engine."""
     given = {key: options.pop(key) for key in ("json", "headers") if key in options}
     client = playing("")
-    client.info_value = EngineInfo(
-        model="scripted",
+    client.info_value = msgspec.structs.replace(
+        client.info_value,
         max_model_len=1000,
-        max_num_seqs=8,
         tensor_parallel_size=2,
         has_profiler=options.pop("profiler", False),
     )

@@ -91,42 +91,38 @@ async def test_unsupported_formats_are_refused_with_their_path(form: Any, param:
         assert (status, body["error"]["param"]) == (400, param)
 
 
-SHELLS: list[tuple[dict[str, Any], str, str, str, dict[str, Any]]] = [
-    (
-        {"type": "local_shell"},
-        "local_shell",
+# Kind of call -> its arguments, and what they become in its item.
+SHELLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "local_shell": (
         '{"command":["ls","-l"],"timeout_ms":500}',
-        "action",
-        {"type": "exec", "command": ["ls", "-l"], "env": {}, "timeout_ms": 500},
+        {"action": {"type": "exec", "command": ["ls", "-l"], "env": {}, "timeout_ms": 500}},
     ),
-    (
-        {"type": "shell", "environment": {"type": "local"}},
-        "shell",
+    "shell": (
         '{"commands":["ls","pwd"]}',
-        "action",
-        {"commands": ["ls", "pwd"], "timeout_ms": None, "max_output_length": None},
+        {"action": {"commands": ["ls", "pwd"], "timeout_ms": None, "max_output_length": None}},
     ),
-    (
-        {"type": "apply_patch"},
-        "apply_patch",
+    "apply_patch": (
         '{"type":"update_file","path":"a.py","diff":"-a\\n+b"}',
-        "operation",
-        {"type": "update_file", "path": "a.py", "diff": "-a\n+b"},
+        {"operation": {"type": "update_file", "path": "a.py", "diff": "-a\n+b"}},
     ),
-    (SEARCH, "tool_search", '{"query":"mail"}', "arguments", {"query": "mail"}),
-]
+    "tool_search": ('{"query":"mail"}', {"arguments": {"query": "mail"}}),
+}
 
 
-@pytest.mark.parametrize(("tool", "name", "arguments", "key", "expected"), SHELLS)
-async def test_each_kind_of_call_has_its_own_item_form(
-    tool: dict[str, Any], name: str, arguments: str, key: str, expected: dict[str, Any]
-) -> None:
-    item, events, prompt = await both(calls(name, arguments), tools=[tool])
-    assert (item["type"], item["status"], item[key]) == (f"{name}_call", "completed", expected)
+def declared(kind: str) -> dict[str, Any]:
+    """Returns the tool of a kind of call."""
+    return {"tool_search": SEARCH, "custom": CUSTOM}.get(kind, {"type": kind})
+
+
+@pytest.mark.parametrize("kind", SHELLS)
+async def test_each_kind_of_call_has_its_own_item_form(kind: str) -> None:
+    arguments, part = SHELLS[kind]
+    item, events, prompt = await both(calls(kind, arguments), tools=[declared(kind)])
+    assert item | {"type": f"{kind}_call", "status": "completed", **part} == item
     assert item["call_id"].startswith("call_")
-    assert f"type {name} = (_: {{" in prompt
+    assert f"type {kind} = (_: {{" in prompt
     told = [e["type"] for e in events if "delta" in e["type"]]
-    assert set(told) == ({"response.shell_call_command.delta"} if name == "shell" else set())
+    assert set(told) == ({"response.shell_call_command.delta"} if kind == "shell" else set())
 
 
 COMMANDS = [
@@ -199,7 +195,7 @@ async def test_a_lone_surrogate_in_arguments_is_replaced(tool: dict[str, Any], a
 @pytest.mark.parametrize("kind", ["apply_patch", "shell", "local_shell", "tool_search", "custom"])
 async def test_a_useless_call_can_be_sent_back_with_its_output(kind: str, written: str) -> None:
     """The client sends the call back unchanged with its error, so that the model reads what was wrong."""
-    tool = {"tool_search": SEARCH, "custom": CUSTOM}.get(kind, {"type": kind})
+    tool = declared(kind)
     answers: dict[str, Any] = {"local_shell": {"output": "no"}, "tool_search": {"tools": []}}
     answers |= {"apply_patch": {"status": "failed", "output": "no path"}, "custom": {"output": "no"}}
     async with serve(calls("note" if kind == "custom" else kind, written), ANSWER) as server:
@@ -231,12 +227,10 @@ OUTPUTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("tool", "name", "arguments", "key", "expected"), SHELLS)
+@pytest.mark.parametrize("name", SHELLS)
 @pytest.mark.parametrize("by_id", [True, False])
-async def test_outputs_follow_the_replayed_tokens_of_their_calls(
-    tool: dict[str, Any], name: str, arguments: str, key: str, expected: dict[str, Any], by_id: bool
-) -> None:
-    script = calls(name, arguments)
+async def test_outputs_follow_the_replayed_tokens_of_their_calls(name: str, by_id: bool) -> None:
+    tool, script = declared(name), calls(name, SHELLS[name][0])
     fields, read = OUTPUTS[name]
     kind = "tool_search_output" if name == "tool_search" else f"{name}_call_output"
     async with serve(script, ANSWER) as server:
@@ -270,13 +264,12 @@ async def test_an_edited_call_replaces_the_stored_one() -> None:
         assert "Oslo" not in server.prompt()
 
 
-@pytest.mark.parametrize(("tool", "name", "arguments", "key", "expected"), SHELLS)
-async def test_a_call_of_another_server_is_rendered_from_its_item(
-    tool: dict[str, Any], name: str, arguments: str, key: str, expected: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("name", SHELLS)
+async def test_a_call_of_another_server_is_rendered_from_its_item(name: str) -> None:
     async with serve(ANSWER) as server:
-        foreign = {"type": f"{name}_call", "call_id": "c1", "status": "completed", key: expected}
-        status, body = await server.post(input=[{"role": "user", "content": "x"}, foreign], tools=[tool])
+        foreign = {"type": f"{name}_call", "call_id": "c1", "status": "completed", **SHELLS[name][1]}
+        given = [{"role": "user", "content": "x"}, foreign]
+        status, body = await server.post(input=given, tools=[declared(name)])
         assert status == 200, body
         assert f"to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>" in server.prompt()
 
