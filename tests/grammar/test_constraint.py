@@ -207,6 +207,8 @@ def test_a_text_that_cannot_be_compiled_is_refused(text: str) -> None:
     assert refused.value.param == "field"
 
 
+# --------------------------------------------------------------------------- the place of a fault
+
 BAD: dict[str, dict[str, Any]] = {
     ".pattern": {"type": "string", "pattern": "(?=x)y"},
     ".format": {"type": "string", "format": "tea"},
