@@ -21,8 +21,7 @@ NESTED = {"type": "function", "function": {key: TOOL[key] for key in ("name", "p
 
 async def chat(server: Server, **fields: Any) -> Any:
     """Returns the first choice's message."""
-    status, body = await server.post(CHAT, messages=USER, **fields)
-    assert status == 200, body
+    body = await server.respond(path=CHAT, messages=USER, **fields)
     return body["choices"][0]["message"]
 
 
@@ -67,8 +66,7 @@ async def test_failed_calls_are_reported() -> None:
 async def test_a_function_call_may_follow_a_built_in_call() -> None:
     call = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":"a"}<|call|>'
     async with tools_served(PYTHON, call) as server:
-        status, body = await server.post(CHAT, messages=USER, tools=[CODE, NESTED])
-        assert status == 200
+        body = await server.respond(path=CHAT, messages=USER, tools=[CODE, NESTED])
         choice = body["choices"][0]
         assert choice["finish_reason"] == "tool_calls"
         assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
@@ -79,8 +77,7 @@ async def test_a_function_call_may_follow_a_built_in_call() -> None:
             choice["message"],
             {"role": "tool", "tool_call_id": choice["message"]["tool_calls"][0]["id"], "content": "warm"},
         ]
-        status, _ = await server.post(CHAT, messages=history, tools=[CODE, NESTED])
-        assert status == 200
+        await server.respond(path=CHAT, messages=history, tools=[CODE, NESTED])
 
 
 async def test_web_search_options_and_template_kwargs_enable_tools() -> None:

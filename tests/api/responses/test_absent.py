@@ -61,15 +61,14 @@ async def test_reasoning_has_a_summary_only_on_request() -> None:
         body = events[-1]["response"]
         assert body["output"][0]["summary"] == [{"type": "summary_text", "text": "Need weather."}]
         assert (await server.http.get(f"/v1/responses/{body['id']}")).json()["output"] == body["output"]
-        status, plain = await server.post(input="hi")
+        _, plain = await server.post(input="hi")
         assert plain["output"][0]["summary"] == []
         older = {"reasoning": {"generate_summary": "concise"}}
-        status, body = await server.post(input="hi", **older)
+        _, body = await server.post(input="hi", **older)
         assert body["output"][0]["summary"] == [{"type": "summary_text", "text": "Say hi."}]
         assert body["reasoning"]["summary"] == "concise"
         # Items with a summary can be sent back.
-        _, last = await server.post(input=[*body["output"], {"role": "user", "content": "go on"}])
-        assert status == 200
+        last = await server.respond(input=[*body["output"], {"role": "user", "content": "go on"}])
         assert last["status"] == "completed"
 
 
@@ -132,6 +131,5 @@ async def test_the_format_is_echoed_with_strict() -> None:
     async with serve("<|channel|>final<|message|>{}<|return|>") as server:
         for given, echoed in (({}, False), ({"strict": None}, False), ({"strict": True}, True)):
             form = {"type": "json_schema", "name": "a", "schema": schema, **given}
-            status, body = await server.post(input="hi", text={"format": form})
-            assert status == 200, body
+            body = await server.respond(input="hi", text={"format": form})
             assert body["text"]["format"]["strict"] is echoed

@@ -108,8 +108,7 @@ def test_chat_streams_fold_to_bodies(rounds: list[list[int]], step: int) -> None
     async def main() -> None:
         tools = [*TOOLS, NESTED]
         async with tools_served(*scripts(rounds, 64)) as server:
-            status, body = await server.post(CHAT, messages=USER, tools=tools)
-            assert status == 200
+            body = await server.respond(path=CHAT, messages=USER, tools=tools)
             message = body["choices"][0]["message"]
         async with tools_served(*scripts(rounds, step)) as server:
             found = await streamed(server, tools=tools)

@@ -66,8 +66,7 @@ async def test_compact_returns_the_user_messages_and_a_summary() -> None:
         assert f"{{0,{MAX_TOKENS // 2}}}" in bound, "half of the tokens are left for the summary"
         assert (await server.store.stats()).num_responses == 1, "a compaction is not stored"
         again = [item.to_dict(warnings=False) for item in compacted.output]
-        status, body = await server.post(input=[*again, {"role": "user", "content": "go on"}])
-        assert status == 200, body
+        body = await server.respond(input=[*again, {"role": "user", "content": "go on"}])
         text = server.prompt()
         assert "Summary of the conversation before this:\n\nThey said hi." in text
         assert text.index("They said hi.") < text.index("go on")
@@ -140,8 +139,7 @@ async def test_sealed_text_cannot_contain_special_tokens() -> None:
         specials = []
         for text in (evil, "harmless"):
             item = {"type": "compaction", "encrypted_content": seal(text)}
-            status, _ = await server.post(input=[item, {"role": "user", "content": "x"}])
-            assert status == 200
+            await server.respond(input=[item, {"role": "user", "content": "x"}])
             specials.append([token for token in server.prompt_ids() if token >= 199998])
         assert specials[0] == specials[1]
 
@@ -160,10 +158,7 @@ async def test_sealed_reasoning_is_replayed_with_the_same_tokens() -> None:
         user = {"role": "user", "content": "weather?"}
 
         async def prompt(**fields: Any) -> list[int]:
-            status, body = await server.post(
-                input=[user, {**item, **fields}, *rest], tools=[TOOL], store=False
-            )
-            assert status == 200, body
+            await server.respond(input=[user, {**item, **fields}, *rest], tools=[TOOL], store=False)
             return list(server.client.requests[-1].prompt_token_ids)
 
         def has(prompt: list[int], wanted: list[int]) -> bool:

@@ -145,8 +145,7 @@ async def test_an_unanswered_question_is_kept_verbatim_by_every_compaction() -> 
         for number in range(2):
             call = next(item for item in body["output"] if item["type"] == "function_call")
             result = {"type": "function_call_output", "call_id": call["call_id"], "output": "x " * 100}
-            status, body = await server.post(input=[result], previous_response_id=body["id"], **ask)
-            assert status == 200, body
+            body = await server.respond(input=[result], previous_response_id=body["id"], **ask)
             assert body["output"][0]["type"] == "compaction"
             assert unsealed(body["output"][0])[1] == ("the weather in Paris, word for word",)
             assert "x x x" in server.prompt(-2), "the summary has the tool's result"
@@ -181,8 +180,7 @@ async def test_compaction_keeps_declared_tools_and_unanswered_calls() -> None:
         {"type": "function_call_output", "call_id": "c1", "output": "21"},
     ]
     async with serve(CALL) as server:
-        status, body = await server.post(input=items)
-        assert status == 200, body
+        body = await server.respond(input=items)
         assert body["output"][-1]["type"] == "function_call", "the tool can still be called"
         text = server.prompt()
         order = [text.index(part) for part in ("Be brief.", "type get_weather", TOLD, "q?", "{}", ">21<")]

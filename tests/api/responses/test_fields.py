@@ -142,8 +142,7 @@ async def test_tools_are_shown_as_they_were_given_and_functions_may_be_nested() 
     async with serve(CALL) as server:
         built_in: list[dict[str, Any]] = [{"type": "web_search"}, {"type": "image_generation"}]
         nested = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
-        status, body = await server.post(input="x", tools=[*built_in, TOOL, nested])
-        assert status == 200
+        body = await server.respond(input="x", tools=[*built_in, TOOL, nested])
         assert body["tools"][:3] == [*built_in, TOOL]
         assert body["tools"][3]["name"] == "other"
         assert "type get_weather" in server.prompt()

@@ -31,16 +31,14 @@ async def test_responses_and_chat_completions_read_a_pdf_file() -> None:
     async with served(playing(FINAL + "ok<|return|>", FINAL + "ok<|return|>")) as server:
         await server.respond(input=message({"type": "input_text", "text": "Read:"}, PART))
         assert "Read:a.pdf\n\nHello from a page<|end|>" in server.prompt()
-        status, _ = await server.post("/v1/chat/completions", messages=message(CHAT_PART))
-        assert status == 200
+        await server.respond(path="/v1/chat/completions", messages=message(CHAT_PART))
         assert "<|message|>Hello from a page<|end|>" in server.prompt()
 
 
 @reads
 async def test_a_conversation_stores_the_text() -> None:
     async with served(playing(FINAL + "ok<|return|>")) as server:
-        status, made = await server.post("/v1/conversations", items=message(PART))
-        assert status == 200
+        made = await server.respond(path="/v1/conversations", items=message(PART))
         items = (await server.http.get(f"/v1/conversations/{made['id']}/items")).json()["data"]
         assert items[0]["content"] == [{"type": "input_text", "text": "a.pdf\n\nHello from a page"}]
 

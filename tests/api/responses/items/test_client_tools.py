@@ -33,8 +33,7 @@ def calls(name: str, body: str, kind: str = " <|constrain|>json") -> str:
 async def both(script: str, **body: Any) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
     """Returns the only output item, the events and the prompt. Checks that stream and body agree."""
     async with serve(script) as server:
-        status, answer = await server.post(input="x", **body)
-        assert status == 200, answer
+        answer = await server.respond(input="x", **body)
         events = await server.events(input="x", **body)
         [streamed] = fold_events(events)["output"]
         [item] = answer["output"]
@@ -199,8 +198,7 @@ async def test_a_useless_call_can_be_sent_back_with_its_output(kind: str, writte
     answers: dict[str, Any] = {"local_shell": {"output": "no"}, "tool_search": {"tools": []}}
     answers |= {"apply_patch": {"status": "failed", "output": "no path"}, "custom": {"output": "no"}}
     async with serve(calls("note" if kind == "custom" else kind, written), ANSWER) as server:
-        status, body = await server.post(input="x", tools=[tool])
-        assert status == 200, body
+        body = await server.respond(input="x", tools=[tool])
         [call] = body["output"]
         answer = {
             "type": f"{call['type']}_output",
@@ -209,8 +207,7 @@ async def test_a_useless_call_can_be_sent_back_with_its_output(kind: str, writte
         }
         if kind == "tool_search":
             answer["type"] = "tool_search_output"
-        status, body = await server.post(input=[{"role": "user", "content": "x"}, call, answer], tools=[tool])
-        assert status == 200, body
+        body = await server.respond(input=[{"role": "user", "content": "x"}, call, answer], tools=[tool])
 
 
 OUTPUTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -243,8 +240,7 @@ async def test_outputs_follow_the_replayed_tokens_of_their_calls(name: str, by_i
             continued: dict[str, Any] = {"input": [output], "previous_response_id": first["id"]}
         else:
             continued = {"input": [{"role": "user", "content": "x"}, item, output]}
-        status, body = await server.post(tools=[tool], **continued)
-        assert status == 200, body
+        await server.respond(tools=[tool], **continued)
         before = server.prompt_ids(0) + ids(script)
         assert server.prompt_ids(1)[: len(before)] == before
         shown = f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{read}<|end|>"
@@ -269,8 +265,7 @@ async def test_a_call_of_another_server_is_rendered_from_its_item(name: str) -> 
     async with serve(ANSWER) as server:
         foreign = {"type": f"{name}_call", "call_id": "c1", "status": "completed", **SHELLS[name][1]}
         given = [{"role": "user", "content": "x"}, foreign]
-        status, body = await server.post(input=given, tools=[declared(name)])
-        assert status == 200, body
+        await server.respond(input=given, tools=[declared(name)])
         assert f"to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>" in server.prompt()
 
 
@@ -298,8 +293,7 @@ async def test_a_namespaced_call_is_rendered_under_its_prefixed_name() -> None:
             "arguments": "{}",
         }
         output = {"type": "function_call_output", "call_id": "c", "output": "none"}
-        status, _ = await server.post(input=[made, output], tools=[NAMESPACE])
-        assert status == 200
+        await server.respond(input=[made, output], tools=[NAMESPACE])
         assert "<|start|>functions.crm__lookup to=assistant" in server.prompt()
 
 
@@ -331,8 +325,7 @@ async def test_tools_declared_in_the_input_may_be_called_and_chosen() -> None:
 async def test_every_kind_of_tool_choice_limits_the_callable_tools(choice: Any, names: list[str]) -> None:
     async with serve(ANSWER) as server:
         tools = [CUSTOM, {"type": "shell"}, {"type": "apply_patch"}, NAMESPACE, TOOL]
-        status, body = await server.post(input="x", tools=tools, tool_choice=choice)
-        assert status == 200, body
+        body = await server.respond(input="x", tools=tools, tool_choice=choice)
         assert body["tool_choice"] == choice
         grammar = server.client.requests[0].sampling.grammar or ""
         found = {n for n in ("note", "shell", "apply_patch", "crm__lookup", "crm__note", "get_weather")
@@ -388,8 +381,7 @@ async def test_invalid_tools_are_refused(tool: dict[str, Any], param: str) -> No
 async def test_required_calls_have_an_object_as_arguments_even_if_null_is_allowed() -> None:
     tool = {"type": "function", "name": "f", "parameters": {"type": ["object", "null"]}}
     async with serve(calls("f", "{}")) as server:
-        status, _ = await server.post(input="x", tools=[tool], tool_choice="required")
-        assert status == 200
+        await server.respond(input="x", tools=[tool], tool_choice="required")
         grammar = server.client.requests[0].sampling.grammar.replace(" ", "").replace("\\", "")
         assert '"type":"object"' in grammar
         assert '"null"' not in grammar

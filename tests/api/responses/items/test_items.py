@@ -169,5 +169,4 @@ async def test_a_stored_call_with_another_call_id_is_the_clients_call() -> None:
     async with serve(CALL, ANSWER) as server:
         _, root = await server.post(input="go", tools=[TOOL])
         changed = root["output"][1] | {"call_id": "own"}
-        status, body = await server.post(input=[USER, changed, output("own", "warm")], tools=[TOOL])
-        assert status == 200, body
+        await server.respond(input=[USER, changed, output("own", "warm")], tools=[TOOL])
