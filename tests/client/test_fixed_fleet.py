@@ -16,13 +16,7 @@ from chorale.client.fleet.members import SLICE
 from chorale.client.wire.messages import ClientExpired
 from chorale.config.engine import ServerConfig
 from chorale.engine.types import GenerateRequest, SamplingSpec
-from chorale.errors import (
-    ConflictError,
-    EngineDeadError,
-    EngineLoadingError,
-    QueueFullError,
-    RequestError,
-)
+from chorale.errors import ConflictError, EngineDeadError, EngineLoadingError, QueueFullError, RequestError
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import (
     ReplicaRig,

@@ -184,9 +184,7 @@ def test_values_are_unchanged() -> None:
     assert accepts({"enum": [value]}, json.dumps(value, ensure_ascii=False))
 
 
-async def test_the_checker_limits_running_compilations_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_checker_limits_running_compilations_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checker, "MAX_PENDING", 2)
 
     own = GrammarChecker(ScriptedClient(lambda request, index: Script(())).check_grammar)

@@ -13,13 +13,7 @@ import pytest
 
 from chorale.config.engine import hash_key
 from chorale.errors import EngineDeadError, QueueFullError
-from chorale.jobs.execute import (
-    AppSender,
-    LineRetries,
-    UrlSender,
-    execute,
-    one_line,
-)
+from chorale.jobs.execute import AppSender, LineRetries, UrlSender, execute, one_line
 from chorale.jobs.line import Answer, Line
 from chorale.requests.openai_client import AsyncClient, Endpoint, NoAnswerError
 from tests.support.engine.scripted_client import Script, ScriptedClient

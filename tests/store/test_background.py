@@ -239,10 +239,7 @@ async def test_a_full_disk_delays_the_end_and_loses_nothing(tmp_path: Path) -> N
 
 
 async def test_a_stream_is_followed_and_cancelled_through_another_server(location: str) -> None:
-    async with (
-        serve(HANGS, store=opened(location)) as ours,
-        serve(HELLO, store=opened(location)) as theirs,
-    ):
+    async with serve(HANGS, store=opened(location)) as ours, serve(HELLO, store=opened(location)) as theirs:
         ours.app.state.background._beat_seconds = 0.05
         watch = asyncio.create_task(ours.app.state.background.run())
         made = await ours.sdk.responses.create(input="hello", background=True)

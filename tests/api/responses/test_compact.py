@@ -216,9 +216,7 @@ def test_the_budget_is_exact() -> None:
     assert unseal(seal(""), "x", budget) == ""
 
 
-def test_a_sealed_text_over_the_limit_is_refused_before_decoding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_sealed_text_over_the_limit_is_refused_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encrypted_content.base64, "b64decode", None)
     with pytest.raises(RequestError) as caught:
         unseal("chorale1." + "A" * 8_000_000, "x")

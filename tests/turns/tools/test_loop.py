@@ -19,12 +19,7 @@ from chorale.turns.choice.tool_use import MAX_UNKNOWN
 from tests.support.engine.scripted_client import Script, ids
 from tests.support.event_loop import until
 from tests.support.responses import TOOL
-from tests.support.scripted_tools import (
-    Runner,
-    ScriptedService,
-    result,
-    tools_served,
-)
+from tests.support.scripted_tools import Runner, ScriptedService, result, tools_served
 
 THINK = "<|channel|>analysis<|message|>I need a tool.<|end|><|start|>assistant"
 SEARCH = '<|channel|>analysis to=browser.search code<|message|>{"query":"q"}<|call|>'
@@ -212,11 +207,7 @@ async def test_a_function_of_the_client_ends_the_turn_as_before() -> None:
     async with tools_served(PYTHON, call, FINAL) as server:
         first = await server.respond(input="x", tools=[CODE, TOOL])
         assert kinds(first) == ["code_interpreter_call", "function_call"]
-        output = {
-            "type": "function_call_output",
-            "call_id": first["output"][1]["call_id"],
-            "output": "warm",
-        }
+        output = {"type": "function_call_output", "call_id": first["output"][1]["call_id"], "output": "warm"}
         second = await server.respond(input=[output], previous_response_id=first["id"], tools=[CODE, TOOL])
         assert kinds(second) == ["message"]
         prompts = [request.prompt_token_ids for request in server.client.requests]

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.support.browsers.chat_page import (
-    answered,
-    ask,
-    fill,
-    give_file,
-    opened,
-    prompts,
-    reloaded,
-    shown,
-)
+from tests.support.browsers.chat_page import answered, ask, fill, give_file, opened, prompts, reloaded, shown
 from tests.support.browsers.tab import Tab
 from tests.support.scripted import FINAL, playing
 from tests.support.server import in_thread

@@ -89,10 +89,7 @@ async def test_responses_are_queued_after_a_crash_and_another_server_completes_t
     async with serving(store) as server:
         for response_id in made:
             body = await server.ended(response_id)
-            assert (body["status"], body["output"][-1]["content"][0]["text"]) == (
-                "completed",
-                "Hi there!",
-            )
+            assert (body["status"], body["output"][-1]["content"][0]["text"]) == ("completed", "Hi there!")
             events = await resume(server, response_id)
             kinds = [event["type"] for event in events]
             assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
