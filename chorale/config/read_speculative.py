@@ -7,12 +7,13 @@ tokens, so a key that only concerns how vLLM computes drafts or accepts them is 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any, cast
 
-from chorale.config.speculative import METHODS, MOST_DRAFT_TOKENS, USUAL_NGRAM, Method, SpeculativeConfig
+from chorale.config.read_objects import convert, known_keys
+from chorale.config.speculative import METHODS, MOST_DRAFT_TOKENS, Method, SpeculativeConfig
 from chorale.errors import ConfigError
 
 _SYNONYMS = {"eagle": "eagle3", "[ngram]": "ngram", "ngram_gpu": "ngram"}
@@ -70,7 +71,7 @@ REFUSED = {
 }
 
 _SYNTHETIC = ("acceptance", "synthetic_acceptance_rates", "synthetic_acceptance_length")
-_NAMES = tuple(field.name for field in fields(SpeculativeConfig))
+_NAMES = tuple(field.name for field in fields(SpeculativeConfig) if field.name != "shown")
 _KEYS = (*_NAMES, *IDLE, *REFUSED, "rejection_sample_method", *_SYNTHETIC[1:])
 
 
@@ -80,24 +81,15 @@ def read_speculative(given: Any, shown: str) -> tuple[SpeculativeConfig, tuple[s
     Raises ``ConfigError`` for an unknown key, naming the nearest, for a value out of range and for a method
     that is not supported.
     """
-
-    def fail(text: str) -> ConfigError:
-        return ConfigError(f"{shown}: {text}")
-
-    if not isinstance(given, Mapping):
-        raise fail('must be a JSON object, such as {"method": "ngram", "num_speculative_tokens": 4}')
-    values = {str(name): value for name, value in given.items() if value is not None}
+    values = known_keys(given, _KEYS, shown, '{"method": "ngram", "num_speculative_tokens": 4}')
     for name in values:
-        if name not in _KEYS:
-            near = difflib.get_close_matches(name, _KEYS, n=1)
-            raise fail(f"unknown key {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
         if name in REFUSED and values[name] is not False:
-            raise fail(f"{name} is not supported: {REFUSED[name]}")
+            raise ConfigError(f"{shown}: {name} is not supported: {REFUSED[name]}")
     try:
         method = _method(values)
-        config = _build(method, values)
+        config = _build(method, values, shown)
     except ValueError as error:
-        raise fail(str(error)) from None
+        raise ConfigError(f"{shown}: {error}") from None
     idle = [name for name in values if name in IDLE]
     notices = [f"{name} in {shown} is accepted and has no effect: {IDLE[name]}" for name in idle]
     notices += _partial(method, values, shown)
@@ -128,30 +120,35 @@ def _method(values: Mapping[str, Any]) -> Method:
     raise ValueError(f"method {method!r} is not one of {', '.join(METHODS)}{hint}")
 
 
-def _build(method: Method, values: Mapping[str, Any]) -> SpeculativeConfig:
-    """Returns the config. Raises ``ValueError``."""
-    acceptance = _acceptance(method, values)
-    usual = len(acceptance) or _USUAL_TOKENS.get(method)
-    count = values.get("num_speculative_tokens", usual)
-    if count is None:
+def _build(method: Method, values: Mapping[str, Any], shown: str) -> SpeculativeConfig:
+    """Returns the config. Raises ``ValueError``, or ``ConfigError`` for a value that its field refuses."""
+    profile = _profile(method, values)
+    own = {name: values[name] for name in _NAMES if name in values} | {"method": method, "acceptance": ()}
+    usual = len(profile) if isinstance(profile, list | tuple) else _USUAL_TOKENS.get(method)
+    if own.setdefault("num_speculative_tokens", usual) is None:
         raise ValueError(f"num_speculative_tokens is missing: 1 to {MOST_DRAFT_TOKENS}")
-    most = _integer("num_speculative_tokens", count, 1, MOST_DRAFT_TOKENS)
-    found = SpeculativeConfig(method=method, num_speculative_tokens=most)
-    shortest, longest = _matches(values)
-    for name, read in _READ.items():
-        if name in values:
-            found = replace(found, **{name: read(name, values[name])})
-    schedule = values.get("num_speculative_tokens_per_batch_size")
-    found = replace(
-        found,
-        prompt_lookup_min=shortest,
-        prompt_lookup_max=longest,
-        num_speculative_tokens_per_batch_size=() if schedule is None else _schedule(schedule, most),
-        acceptance=acceptance if len(acceptance) < 1 else _profile(acceptance, most),
-    )
+    for one, other in pairwise(("prompt_lookup_min", "prompt_lookup_max", "prompt_lookup_min")):
+        if one in own:  # if only one is given, both are equal
+            own.setdefault(other, own[one])
+    found = convert(own, SpeculativeConfig, shown)
+    shortest, longest, most = found.prompt_lookup_min, found.prompt_lookup_max, found.num_speculative_tokens
+    if shortest > longest:
+        raise ValueError(f"prompt_lookup_min {shortest} is more than prompt_lookup_max {longest}")
+    if profile is not None:
+        found = convert(own | {"acceptance": _rates(profile, values, most)}, SpeculativeConfig, shown)
+        if any(after > before for before, after in pairwise(found.acceptance)):
+            raise ValueError(
+                "acceptance must not rise: a draft token is accepted only after all those before it"
+            )
+    return _with_model(replace(found, num_speculative_tokens_per_batch_size=_schedule(found)))
+
+
+def _with_model(found: SpeculativeConfig) -> SpeculativeConfig:
+    """Checks that the method fits the model. Raises ``ValueError``."""
+    method = found.method
     if method in ("ngram", "suffix") and found.model in (method, f"[{method}]"):
         return replace(found, model=None)  # vLLM's older form
-    if method in ("eagle3", "dflash") and found.model is None and not acceptance:
+    if method in ("eagle3", "dflash") and found.model is None and not found.acceptance:
         raise ValueError(f"method {method} needs model: a folder or hub id with the head")
     if found.parallel_drafting and method != "eagle3":
         if method != "dflash":
@@ -162,82 +159,14 @@ def _build(method: Method, values: Mapping[str, Any]) -> SpeculativeConfig:
     return found
 
 
-def _matches(values: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the lengths of the shortest and the longest match. If only one is given, both are equal."""
-    given = [
-        _integer(name, values[name], 1, 1024) if name in values else None
-        for name in ("prompt_lookup_min", "prompt_lookup_max")
-    ]
-    shortest, longest = given
-    shortest = shortest if shortest is not None else longest if longest is not None else USUAL_NGRAM
-    longest = longest if longest is not None else shortest
-    if shortest > longest:
-        raise ValueError(f"prompt_lookup_min {shortest} is more than prompt_lookup_max {longest}")
-    return shortest, longest
-
-
-def _integer(name: str, value: Any, least: int, most: int) -> int:
-    if isinstance(value, str) and value.strip().isdigit():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"{name} {value!r}: must be an integer, {least} to {most}")
-    return value
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ValueError(f"{name} {value!r}: must be a number above 0")
-    return float(value)
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{name} must be a string")
-    return value
-
-
-def _switch(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} {value!r}: must be true or false")
-    return value
-
-
-def _between(least: int, most: int) -> Callable[[str, Any], int]:
-    return lambda name, value: _integer(name, value, least, most)
-
-
-_READ: dict[str, Callable[[str, Any], Any]] = {
-    "model": _text,
-    "revision": _text,
-    "parallel_drafting": _switch,
-    "draft_tensor_parallel_size": _between(1, 1024),
-    "suffix_decoding_max_tree_depth": _between(2, 1024),
-    "suffix_decoding_max_cached_requests": _between(0, 2**31),
-    "suffix_decoding_max_spec_factor": _number,
-    "disable_by_batch_size": _between(1, 2**31),
-}
-
-
-def _schedule(given: Any, most: int) -> tuple[tuple[int, int, int], ...]:
+def _schedule(config: SpeculativeConfig) -> tuple[tuple[int, int, int], ...]:
     """Returns the ranges in order, as vLLM reads them. Raises ``ValueError`` for ranges that overlap."""
-    name = "num_speculative_tokens_per_batch_size"
-    if not isinstance(given, list | tuple) or not given:
-        raise ValueError(f"{name} must be a list of [FROM, TO, TOKENS], such as [[1, 8, 3], [9, 64, 1]]")
-    found: list[tuple[int, int, int]] = []
-    for entry in given:
-        if not isinstance(entry, list | tuple) or len(entry) != 3:
-            hint = (
-                "; ranges of contexts are not supported"
-                if isinstance(entry, list) and len(entry) == 5
-                else ""
-            )
-            raise ValueError(f"{name}: {entry!r} is not [FROM, TO, TOKENS]{hint}")
-        low, high = (_integer(name, value, 1, 2**31) for value in entry[:2])
+    name, most = "num_speculative_tokens_per_batch_size", config.num_speculative_tokens
+    found = sorted((low, high, min(most, count)) for low, high, count in getattr(config, name))
+    for low, high, _ in found:
         if low > high:
             raise ValueError(f"{name}: {low} to {high} is not a range")
-        found.append((low, high, min(most, _integer(name, entry[2], 0, 2**31))))
-    found.sort()
-    if found[0][0] != 1:
+    if found and found[0][0] != 1:
         raise ValueError(f"{name}: the first range must start at 1")
     for before, after in pairwise(found):
         if after[0] <= before[1]:
@@ -245,9 +174,8 @@ def _schedule(given: Any, most: int) -> tuple[tuple[int, int, int], ...]:
     return tuple(found)
 
 
-def _acceptance(method: Method, values: Mapping[str, Any]) -> tuple[float, ...]:
-    """Returns the synthetic profile, () for real drafts. A single rate applies to each token whose
-    predecessors are accepted."""
+def _profile(method: Method, values: Mapping[str, Any]) -> Any:
+    """Returns the value of the key for synthetic acceptance, None for real drafts. Raises ``ValueError``."""
     how = values.get("rejection_sample_method", "standard")
     if how not in ("standard", "block", "synthetic"):
         raise ValueError(f"rejection_sample_method {how!r} is not one of standard, block, synthetic")
@@ -255,38 +183,29 @@ def _acceptance(method: Method, values: Mapping[str, Any]) -> tuple[float, ...]:
     if method != "synthetic" and how != "synthetic":
         if given:
             raise ValueError(f"{given[0]} needs method synthetic (or rejection_sample_method synthetic)")
-        return ()
+        return None
     if len(given) != 1:
         raise ValueError(f"synthetic acceptance needs exactly one of {', '.join(_SYNTHETIC)}")
-    name, value = given[0], values[given[0]]
-    if isinstance(value, list | tuple):
-        return tuple(_rate(name, rate) for rate in value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(
-            f"{name} {value!r}: must be a number" + (" or a list" if name == "acceptance" else "")
-        )
-    count = _integer("num_speculative_tokens", values.get("num_speculative_tokens"), 1, MOST_DRAFT_TOKENS)
+    return values[given[0]]
+
+
+def _rates(profile: Any, values: Mapping[str, Any], count: int) -> list[Any]:
+    """Returns the acceptance of each token. A single rate applies to each token whose predecessors are
+    accepted."""
+    if isinstance(profile, list | tuple):
+        if len(profile) != count:
+            raise ValueError(f"acceptance has {len(profile)} rates for num_speculative_tokens {count}")
+        return list(profile)
+    name = next(each for each in _SYNTHETIC if each in values)
+    if isinstance(profile, bool) or not isinstance(profile, int | float):
+        raise ValueError(f"{name} {profile!r}: must be a number or a list")
     if name == "acceptance":
-        return tuple(_rate(name, value) ** position for position in range(1, count + 1))
+        return [profile**position for position in range(1, count + 1)]
     if name == "synthetic_acceptance_rates":
         raise ValueError(f"{name} must be a list with one rate per draft token")
-    if not 1 <= value <= count + 1:
-        raise ValueError(f"{name} {value!r}: must be 1 to {count + 1} (num_speculative_tokens + 1)")
-    return tuple(min(1.0, max(0.0, value - position)) for position in range(1, count + 1))
-
-
-def _rate(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(f"{name}: {value!r} is not a rate, 0 to 1")
-    return float(value)
-
-
-def _profile(rates: tuple[float, ...], most: int) -> tuple[float, ...]:
-    if len(rates) != most:
-        raise ValueError(f"acceptance has {len(rates)} rates for num_speculative_tokens {most}")
-    if any(after > before for before, after in pairwise(rates)):
-        raise ValueError("acceptance must not rise: a draft token is accepted only after all those before it")
-    return rates
+    if not 1 <= profile <= count + 1:
+        raise ValueError(f"{name} {profile!r}: must be 1 to {count + 1} (num_speculative_tokens + 1)")
+    return [min(1.0, max(0.0, profile - position)) for position in range(1, count + 1)]
 
 
 def _partial(method: Method, values: Mapping[str, Any], shown: str) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from chorale.errors import ConfigError
 
@@ -12,6 +14,9 @@ METHODS: tuple[Method, ...] = ("ngram", "suffix", "eagle3", "dflash", "synthetic
 MOST_DRAFT_TOKENS = 16
 USUAL_NGRAM = 5  # vLLM's default
 USUAL_ROWS = 64  # without ranges, larger steps have no drafts: drafts pay in small batches
+Rows = Annotated[int, Meta(ge=1, le=2**31)]
+Length = Annotated[int, Meta(ge=1, le=1024)]  # tokens, or ranks
+Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,24 +24,26 @@ class SpeculativeConfig:
     """The way in which tokens are drafted. ``read_speculative`` checks the values."""
 
     method: Method
-    num_speculative_tokens: int  # maximum per row and step
+    num_speculative_tokens: Annotated[int, Meta(ge=1, le=MOST_DRAFT_TOKENS)]  # maximum per row and step
     model: str | None = None  # folder or hub id of the head; None with synthetic acceptance: a random head
     parallel_drafting: bool | None = None  # whether the head must be P-EAGLE's; None: its files say it
     revision: str | None = None
     shown: str = ""  # the model's name as given, after ``model`` became a folder of the hub's cache
-    draft_tensor_parallel_size: int | None = None  # 1 or the model's size; the head is replicated
-    prompt_lookup_min: int = USUAL_NGRAM  # ngram: tokens of the shortest and the longest match
-    prompt_lookup_max: int = USUAL_NGRAM
-    suffix_decoding_max_tree_depth: int = 24  # tokens of the longest match
-    suffix_decoding_max_cached_requests: int = 10_000  # 0: other answers are not looked up
-    suffix_decoding_max_spec_factor: float = 1.0  # draft tokens for each token of the match
+    draft_tensor_parallel_size: Length | None = None  # 1 or the model's size; the head is replicated
+    prompt_lookup_min: Length = USUAL_NGRAM  # ngram: tokens of the shortest and the longest match
+    prompt_lookup_max: Length = USUAL_NGRAM
+    suffix_decoding_max_tree_depth: Annotated[int, Meta(ge=2, le=1024)] = 24  # tokens of the longest match
+    # 0: other answers are not looked up
+    suffix_decoding_max_cached_requests: Annotated[int, Meta(ge=0, le=2**31)] = 10_000
+    # Draft tokens for each token of the match.
+    suffix_decoding_max_spec_factor: Annotated[float, Meta(gt=0, le=1e300)] = 1.0
     # (fewest rows, most rows, draft tokens), from 1 row on. Between two ranges, and after the last, the
     # preceding range applies. If empty, up to ``USUAL_ROWS`` rows draft ``num_speculative_tokens`` each.
-    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()
-    disable_by_batch_size: int | None = None  # no drafts in steps with at least this many rows
+    num_speculative_tokens_per_batch_size: tuple[tuple[Rows, Rows, Annotated[int, Meta(ge=0)]], ...] = ()
+    disable_by_batch_size: Rows | None = None  # no drafts in steps with at least this many rows
     # Benchmarks only: the share of drafts whose first 1, 2, ... tokens are accepted, whichever they are. The
     # output then has no meaning.
-    acceptance: tuple[float, ...] = ()
+    acceptance: tuple[Share, ...] = ()
 
     @property
     def has_head(self) -> bool:

@@ -9,17 +9,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from chorale.config.engine import MOST_ENGINES, EngineConfig
-from chorale.config.kv_events import KvEventsConfig, read_kv_events
+from chorale.config.kv_events import KvEventsConfig
 from chorale.config.options.flags import FLAGS
 from chorale.config.options.values import Flag, check_bounds
-from chorale.config.profiler import ProfilerConfig, read_profiler
+from chorale.config.profiler import ProfilerConfig
+from chorale.config.read_objects import convert, read_kv_events, read_profiler, read_weight_transfer
 from chorale.config.read_speculative import read_speculative
 from chorale.config.sampling_fields import GENERATION
 from chorale.config.speculative import SpeculativeConfig
-from chorale.config.weight_transfer import WeightTransferConfig, read_weight_transfer
+from chorale.config.weight_transfer import WeightTransferConfig
 from chorale.errors import ConfigError
 from chorale.llm.options import as_arguments
 from chorale.llm.params import SamplingParams, check_names
@@ -50,11 +49,7 @@ def engine_config(model: str | os.PathLike[str], options: dict[str, Any], count:
         if name in given and not isinstance(given[name], kind):
             given[name] = read(given[name], f"LLM: {name}")
     given.setdefault("prompt_delay", 0.0)  # without streams, prefill may delay running rows
-    try:
-        config = msgspec.convert({"model": os.fspath(model), **given}, EngineConfig)
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `$.")
-        raise ConfigError(f"LLM: {path.rstrip('`')}: {reason}") from None
+    config = convert({"model": os.fspath(model), **given}, EngineConfig, "LLM", strict=True)
     for flag in FLAGS.values():
         room, _, name = (flag.target or "").partition(".")
         if room == "engine" and name in given:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chorale.config.adapters import read_modules
 from chorale.config.cache_dtype import cache_dtype
 from chorale.config.engine import (
     BUCKET_FAMILIES,
@@ -24,15 +23,13 @@ from chorale.config.engine import (
     check_ranks,
     check_sizes,
 )
-from chorale.config.kv_events import read_kv_events
 from chorale.config.model_names import full_name
 from chorale.config.options.compilation import LEVELS, MODES, read_compilation
 from chorale.config.options.flags import FLAGS
 from chorale.config.options.speculation import read_speculation
 from chorale.config.options.values import Setting, check_bounds, wins
-from chorale.config.profiler import read_profiler
+from chorale.config.read_objects import read_kv_events, read_modules, read_profiler, read_weight_transfer
 from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
-from chorale.config.weight_transfer import read_weight_transfer
 from chorale.errors import ConfigError
 
 WATCHDOG_KEYS = ("timeout", "check_interval", "dump_dir")  # only the first has an effect

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from chorale.config.kv_events import KvEventsConfig, endpoint_of, read_kv_events
+from chorale.config.kv_events import KvEventsConfig, endpoint_of
 from chorale.config.options.settings import Settings, merge
+from chorale.config.read_objects import read_kv_events
 from chorale.errors import ConfigError
 from chorale.llm.configure import engine_config
 from chorale.serve.bootstrap import configured_secret
@@ -45,13 +46,13 @@ def test_the_config_can_come_from_a_variable_or_llm() -> None:
     [
         ([1], "must be a JSON object"),
         ({"enable_kv_events": True}, "unknown key 'enable_kv_events'; did you mean enable_kv_cache_events?"),
-        ({**ON, "publisher": "kafka"}, "publisher 'kafka' is not one of zmq, null"),
-        ({**ON, "encoding": "json"}, "encoding 'json' is not one of map, array"),
-        ({**ON, "groups": "window"}, "groups 'window' is not one of full, all"),
-        ({"enable_kv_cache_events": "yes"}, "enable_kv_cache_events 'yes': must be true or false"),
-        ({**ON, "hwm": 0}, "hwm 0: must be an integer, at least 1"),
-        ({**ON, "buffer_steps": "many"}, "buffer_steps 'many': must be an integer"),
-        ({**ON, "topic": 7}, "topic must be a string"),
+        ({**ON, "publisher": "kafka"}, "publisher: Invalid enum value 'kafka'; one of zmq, null"),
+        ({**ON, "encoding": "json"}, "encoding: Invalid enum value 'json'; one of map, array"),
+        ({**ON, "groups": "window"}, "groups: Invalid enum value 'window'; one of full, all"),
+        ({"enable_kv_cache_events": "yes"}, "enable_kv_cache_events: Expected `bool`, got `str`"),
+        ({**ON, "hwm": 0}, "hwm: Expected `int` >= 1"),
+        ({**ON, "buffer_steps": "many"}, "buffer_steps: Expected `int`, got `str`"),
+        ({**ON, "topic": 7}, "topic: Expected `str`, got `int`"),
         ({**ON, "endpoint": "inproc://x"}, "endpoint 'inproc://x': must be tcp://HOST:PORT"),
         ({**ON, "endpoint": "tcp://*"}, "must be tcp://HOST:PORT"),
         ({**ON, "endpoint": "tcp://*:70000"}, "port 70000 is not in the range 1 to 65535"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from chorale.config.profiler import read_profiler
+from chorale.config.read_objects import read_profiler
 from chorale.config.speculative import SpeculativeConfig
 from chorale.errors import ConfigError
 from chorale.kernels.triton.dense.host_rows import pack_host_rows

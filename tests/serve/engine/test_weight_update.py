@@ -22,8 +22,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from chorale.config.read_objects import read_weight_transfer
 from chorale.config.speculative import SpeculativeConfig
-from chorale.config.weight_transfer import WeightTransferConfig, read_weight_transfer
+from chorale.config.weight_transfer import WeightTransferConfig
 from chorale.engine.commands import Command, Outcome
 from chorale.engine.core import EngineCore
 from chorale.errors import ConfigError, ConflictError, RequestError
