@@ -9,7 +9,8 @@ from typing import cast
 
 import shtab
 
-from chorale.cli.commands.measure.bench import BENCHES, module_of
+from chorale.cli.commands.measure import bench_options
+from chorale.cli.commands.measure.bench import BENCHES
 from chorale.cli.main import COMMANDS
 from chorale.config.model_names import SIZES
 from chorale.config.options.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
@@ -137,7 +138,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
 def _own_parser(command: str) -> argparse.ArgumentParser:
     name, _, member = command.partition(" ")
     if name == "bench" and member:
-        return cast(Parser, module_of(member).PARSERS[member]())
+        return bench_options.PARSERS[member]()
     if name in PARSERS:
         module = importlib.import_module(f"chorale.cli.{COMMANDS[name][0].partition(':')[0]}")
         return cast(Parser, getattr(module, PARSERS[name])())

@@ -17,7 +17,7 @@ from chorale.api.operator import tokenize
 from chorale.api.responses import request as responses
 from chorale.api.telemetry.engine_metrics import ENGINE_METRICS
 from chorale.api.telemetry.metric_names import COUNTERS, HISTOGRAMS
-from chorale.cli.commands.measure import bench_options, bench_serve
+from chorale.cli.commands.measure import bench_options
 from chorale.cli.commands.measure.bench import BENCHES
 from chorale.cli.commands.measure.vllm_options import VllmOption
 from chorale.config.options.flags import ALIASES, FLAGS
@@ -43,7 +43,6 @@ FIELDS: dict[str, tuple[Collection[str], Collection[str]]] = {  # honoured, refu
     "field tokenize": (TOKENIZE, chat.REFUSED),
     "field detokenize": (tokenize.DetokenizeRequest.model_fields, ()),
 }
-PARSERS = {"serve": bench_serve.parser, **bench_options.PARSERS}
 
 
 def merged(arguments: list[str], environment: dict[str, str]) -> str:
@@ -115,7 +114,7 @@ def benchmark(line: Name) -> str:
     name = line.kind.removeprefix("bench ")
     if name not in BENCHES:
         return "refused"
-    made = PARSERS[name]()
+    made = bench_options.PARSERS[name]()
     [action] = [each for each in made._actions if f"--{line.name}" in each.option_strings]
     if not isinstance(action, VllmOption):
         return "acts"

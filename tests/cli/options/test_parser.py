@@ -7,14 +7,14 @@ import argparse
 import pytest
 
 from chorale.cli.commands.client.chat import chat_parser
-from chorale.cli.commands.measure.bench_serve import parser
+from chorale.cli.commands.measure.bench_options import serve_parser
 from chorale.cli.main import main
 from chorale.config.options.parser import whole_names
 from chorale.errors import ConfigError
 
 
 def read(line: str) -> argparse.Namespace:
-    return parser().read(line.split())
+    return serve_parser().read(line.split())
 
 
 def test_unambiguous_prefixes_are_accepted() -> None:

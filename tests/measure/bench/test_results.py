@@ -13,8 +13,9 @@ from typing import Literal
 import httpx2
 import pytest
 
+from chorale.cli.commands.measure.bench_options import serve_parser
 from chorale.cli.commands.measure.bench_pace import goals_of
-from chorale.cli.commands.measure.bench_serve import check, make_requests, parser, write
+from chorale.cli.commands.measure.bench_serve import check, make_requests, write
 from chorale.cli.main import main
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import load_vocabulary
@@ -119,7 +120,7 @@ def test_output_lengths_come_from_the_option_or_the_dataset(tmp_path: Path) -> N
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "x", "output_tokens": 9}\n')
     for length, expected in (("5", 5), ("-1", 9)):
-        given = parser().parse_args(
+        given = serve_parser().parse_args(
             ["--dataset-name", "custom", "--dataset-path", str(path), "--custom-output-len", length]
         )
         check(given)
@@ -348,7 +349,7 @@ def test_an_error_response_is_not_reported_as_no_server(
 
 
 def test_a_slash_in_a_label_does_not_create_a_folder(tmp_path: Path) -> None:
-    given = parser().parse_args(["--label", "openai/gpt-oss-20b", "--result-dir", str(tmp_path)])
+    given = serve_parser().parse_args(["--label", "openai/gpt-oss-20b", "--result-dir", str(tmp_path)])
     path = write(given, "openai/gpt-oss-20b", {"date": "today"})
     assert path.parent == tmp_path
     assert json.loads(path.read_text()) == {"date": "today"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
 
 from chorale.config.options.suggestions import subcommand
 
@@ -20,11 +19,6 @@ BENCHES = {
 }
 
 
-def module_of(name: str) -> Any:
-    """Returns the module of a benchmark."""
-    return importlib.import_module(f"{__package__}.{BENCHES[name][0]}")
-
-
 def usage() -> str:
     lines = ["usage: chorale bench WHAT [options]", ""]
     lines += [f"  {name:<16} {line}" for name, (_, line) in BENCHES.items()]
@@ -38,4 +32,5 @@ def run(arguments: Sequence[str]) -> int:
     name = arguments[0]
     if name not in BENCHES:
         raise subcommand(name, BENCHES, "benchmark", "chorale bench --help lists them")
-    return int(module_of(name).run(name, list(arguments[1:])))
+    module = importlib.import_module(f"{__package__}.{BENCHES[name][0]}")
+    return int(module.run(name, list(arguments[1:])))

@@ -1,4 +1,4 @@
-"""``chorale bench serve``'s options for request rate and goodput, as in vLLM."""
+"""``chorale bench serve``'s request rate and goodput, as in vLLM."""
 
 from __future__ import annotations
 
@@ -9,26 +9,6 @@ from chorale.errors import ConfigError
 from chorale.measure.bench.load import Pace
 
 GOALS = ("ttft", "tpot", "e2el")
-
-
-def add_pace(made: argparse.ArgumentParser) -> None:
-    pace = made.add_argument_group("request rate")
-    pace.add_argument("--request-rate", type=float, default=math.inf, help="requests per second")
-    pace.add_argument(
-        "--burstiness", type=float, default=1.0, help="1: Poisson arrivals; lower values: burstier"
-    )
-    pace.add_argument(
-        "--ramp-up-strategy", choices=("linear", "exponential"), help="change the rate over the run"
-    )
-    pace.add_argument("--ramp-up-start-rps", type=float, metavar="X", help="requests per second at the start")
-    pace.add_argument("--ramp-up-end-rps", type=float, metavar="X", help="requests per second at the end")
-    pace.add_argument("--max-concurrency", type=int, help="maximum number of concurrent requests")
-    pace.add_argument(
-        "--num-warmups", type=int, default=0, help="requests to send before the measurement, not counted"
-    )
-    pace.add_argument(
-        "--client-processes", type=int, help="client processes (default: one per 256 concurrent requests)"
-    )
 
 
 def pace_of(given: argparse.Namespace) -> Pace:

@@ -13,11 +13,10 @@ import httpx2
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from chorale.cli.commands.measure.bench_pace import add_pace, goals_of, pace_of, ramp_words
-from chorale.cli.commands.measure.vllm_options import add_vllm_options
+from chorale.cli.commands.measure.bench_options import BACKENDS, serve_parser
+from chorale.cli.commands.measure.bench_pace import goals_of, pace_of, ramp_words
 from chorale.config.engine import check_least
-from chorale.config.options.parser import Parser
-from chorale.config.sampling_fields import CHOSEN_BY_MODEL, SAMPLING_FIELDS
+from chorale.config.sampling_fields import CHOSEN_BY_MODEL
 from chorale.errors import ChoraleError, ConfigError
 from chorale.harmony.vocab import load_vocabulary
 from chorale.machine.facts import fingerprint
@@ -29,7 +28,6 @@ from chorale.measure.bench.load import LoadRequest, Outcome, Pace
 from chorale.measure.bench.load_processes import run_load
 from chorale.measure.bench.metrics import TITLES, block, summarise, to_json
 from chorale.measure.bench.prompts import (
-    CHAT_ENDPOINT,
     RandomLengths,
     file_prompts,
     random_prompts,
@@ -37,120 +35,9 @@ from chorale.measure.bench.prompts import (
 )
 from chorale.requests.openai_client import Client, Endpoint, api_url
 
-BACKENDS = {
-    "openai": "/v1/completions",
-    "vllm": "/v1/completions",
-    "openai-chat": CHAT_ENDPOINT,
-    "sglang-oai": "/v1/completions",
-    "sglang-oai-chat": CHAT_ENDPOINT,
-}
-
-
-def parser() -> Parser:
-    made = Parser(
-        "chorale bench serve",
-        usage="chorale bench serve [options]",
-        description="Measure a running server under load. Flags, output and result keys are vLLM's.",
-    )
-    where = made.add_argument_group("server")
-    where.add_argument("--backend", choices=sorted(BACKENDS), default="openai", help="API to use")
-    where.add_argument("--base-url", help="http://HOST:PORT (instead of --host and --port)")
-    where.add_argument("--host", default="127.0.0.1", help="host of the server")
-    where.add_argument("--port", type=int, default=8000, help="port of the server")
-    where.add_argument("--endpoint", help="path (default: the backend's)")
-    where.add_argument("--model", help="model name (default: the server's first)")
-    where.add_argument("--served-model-name", help="model name to send, if it differs from --model")
-    where.add_argument(
-        "--header", action="append", default=[], metavar="NAME=VALUE", help="header to send with each request"
-    )
-    what = made.add_argument_group("workload")
-    what.add_argument(
-        "--dataset-name",
-        choices=("random", "custom", "sharegpt"),
-        default="random",
-        help="source of the prompts",
-    )
-    what.add_argument(
-        "--dataset-path",
-        type=Path,
-        help="file with the dataset custom (JSON lines with a prompt) or sharegpt",
-    )
-    what.add_argument("--num-prompts", type=int, default=1000, help="number of requests")
-    what.add_argument(
-        "--input-len",
-        "--random-input-len",
-        dest="input_len",
-        type=int,
-        default=1024,
-        help="prompt length in tokens",
-    )
-    what.add_argument(
-        "--output-len", "--random-output-len", dest="output_len", type=int, help="output length in tokens"
-    )
-    for name, kind in (("custom", answer_length), ("sharegpt", int)):
-        what.add_argument(f"--{name}-output-len", type=kind, metavar="N", help=f"output length for {name}")
-    what.add_argument(
-        "--random-range-ratio", type=float, default=0.0, help="lengths vary by up to this fraction"
-    )
-    what.add_argument(
-        "--random-prefix-len", type=int, default=0, help="length of a prefix common to all prompts"
-    )
-    what.add_argument("--ignore-eos", action="store_true", help="always generate the full output length")
-    what.add_argument("--seed", type=int, default=0, help="seed of prompts, lengths and arrival times")
-    what.add_argument(
-        "--extra-body", type=_json, default={}, metavar="JSON", help="fields to add to each body"
-    )
-    for name in CHOSEN_BY_MODEL:
-        number = int if SAMPLING_FIELDS[name].type == "integer" else float
-        what.add_argument("--" + name.replace("_", "-"), type=number, help=SAMPLING_FIELDS[name].doc)
-    add_pace(made)
-    _add_results(made)
-    add_vllm_options(made, "serve")
-    return made
-
-
-def _add_results(made: Parser) -> None:
-    result = made.add_argument_group("results")
-    result.add_argument("--percentile-metrics", default="ttft,tpot,itl,e2el", help="metrics to print")
-    result.add_argument("--metric-percentiles", default="99", help="percentiles, separated by commas")
-    result.add_argument(
-        "--goodput",
-        nargs="+",
-        default=[],
-        metavar="NAME:MS",
-        help="count the requests that stay within these limits for ttft, tpot, e2el",
-    )
-    result.add_argument("--save-result", action="store_true", help="write a JSON file")
-    result.add_argument("--save-detailed", action="store_true", help="include each request in the file")
-    result.add_argument("--result-dir", type=Path, default=Path(), help="folder of the file")
-    result.add_argument("--result-filename", help="name of the file (default: from rate, model and date)")
-    result.add_argument(
-        "--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="entries to add to the file"
-    )
-    result.add_argument("--label", help="prefix of the file name")
-    result.add_argument(
-        "--disable-tqdm", "--no-progress", dest="quiet", action="store_true", help="show no progress bar"
-    )
-
-
-PARSERS = {"serve": parser}
-
-
-def answer_length(text: str) -> int | None:
-    """Parses an output length. Returns None for ``-1``, vLLM's notation for the dataset's own lengths."""
-    length = int(text)
-    return None if length == -1 else length
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--extra-body {text!r}: is not JSON ({error})") from None
-
 
 def run(_: str, arguments: list[str]) -> int:
-    given = parser().read(arguments)
+    given = serve_parser().read(arguments)
     pace = check(given)
     host = f"[{given.host}]" if ":" in given.host else given.host
     base = api_url(given.base_url or f"http://{host}:{given.port}", "--base-url").removesuffix("/v1")
