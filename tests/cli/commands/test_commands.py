@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.cli.commands.client.terminal import Printer, printable, show_chat
+from chorale.cli.commands.client.terminal import Printer, printable, show
 from chorale.cli.commands.measure.bench import BENCHES
 from chorale.cli.main import COMMANDS, main
 from chorale.machine.folders import sweep
@@ -128,7 +128,7 @@ def test_config_show_hides_the_password_of_a_store(capsys: pytest.CaptureFixture
 def test_a_pipe_gets_the_answer_and_not_the_reasoning(capsys: pytest.CaptureFixture[str]) -> None:
     deltas = [{"reasoning": "They "}, {"reasoning": "add."}, {"content": "4"}, {"content": "2"}]
     choices = [*({"delta": delta} for delta in deltas), {"delta": {}, "finish_reason": "stop"}]
-    answer = show_chat([{"choices": [choice]} for choice in choices], Printer())
+    answer = show([{"choices": [choice]} for choice in choices], Printer())
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("42\n", "They add.\n")
     assert (answer.content, answer.reasoning, answer.finish_reason) == ("42", "They add.", "stop")

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from chorale.cli.commands.client.markdown import MarkdownWriter, rendered
-from chorale.cli.commands.client.terminal import Printer, show_chat
+from chorale.cli.commands.client.terminal import Printer, show
 
 ANSWER = """\
 # A title
@@ -70,7 +70,7 @@ def test_only_a_terminal_gets_rendered_text(plain: bool, monkeypatch: pytest.Mon
     monkeypatch.setenv("TERM", "xterm")
     with open(theirs, "w", closefd=True) as terminal:
         monkeypatch.setattr(sys, "stdout", terminal)
-        show_chat([{"choices": [{"delta": {"content": "**bold**"}}]}], Printer(plain))
+        show([{"choices": [{"delta": {"content": "**bold**"}}]}], Printer(plain))
         shown = ""
         while "bold" not in shown:
             shown += os.read(ours, 10_000).decode()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any
 
 from chorale.cli.commands.client.chat import connected, parser
 from chorale.cli.commands.client.session import sampling, typed_lines
-from chorale.cli.commands.client.terminal import Answer, printable
+from chorale.cli.commands.client.terminal import Printer, show
 from chorale.cli.error import print_error
 from chorale.config.options.parser import Parser
 from chorale.errors import ChoraleError
@@ -32,21 +31,11 @@ def run(arguments: list[str]) -> int:
 
 
 def _complete(client: Client, body: dict[str, Any], stats: bool) -> int:
-    answer, started = Answer(), time.perf_counter()
     try:
-        for event in client.stream("completions", body):
-            answer.usage = event.get("usage") or answer.usage
-            for choice in event.get("choices", []):
-                answer.seconds_to_first = answer.seconds_to_first or time.perf_counter() - started
-                sys.stdout.write(printable(choice.get("text") or ""))
-                sys.stdout.flush()
+        answer = show(client.stream("completions", body), Printer(plain=True))
     except ChoraleError as error:
         print_error(error.message)
         return 1
-    except KeyboardInterrupt:
-        pass
-    print()
     if stats:
-        answer.seconds = time.perf_counter() - started
         print(f"({answer.stats})", file=sys.stderr)
     return 0

@@ -12,7 +12,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
-from chorale.cli.commands.client.terminal import Answer, Printer, show_chat
+from chorale.cli.commands.client.terminal import Answer, Printer, show
 from chorale.cli.error import print_error
 from chorale.config.options.suggestions import nearest
 from chorale.errors import ChoraleError
@@ -189,7 +189,7 @@ class Session:
         if self._effort:
             body["reasoning_effort"] = self._effort
         try:
-            answer = show_chat(self._client.stream("chat/completions", body), Printer(self._given.plain))
+            answer = show(self._client.stream("chat/completions", body), Printer(self._given.plain))
         except ChoraleError as error:
             self.messages.pop()
             self._unanswered = text

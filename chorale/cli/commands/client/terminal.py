@@ -17,7 +17,7 @@ DIM, BOLD, RESET = "\033[2m", "\033[1m", "\033[0m"
 
 @dataclass(slots=True)
 class Answer:
-    """The accumulated result of a streamed chat completion."""
+    """The accumulated result of a stream."""
 
     content: str = ""
     reasoning: str = ""
@@ -86,14 +86,14 @@ def printable(text: str) -> str:
     return "".join(c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
-def show_chat(events: Iterable[dict[str, Any]], printer: Printer) -> Answer:
-    """Prints the chunks of a chat completion as they arrive. An interrupt ends only this answer."""
+def show(events: Iterable[dict[str, Any]], printer: Printer) -> Answer:
+    """Prints the chunks of a completion or a chat as they arrive. An interrupt ends only this answer."""
     answer, started = Answer(), time.perf_counter()
     try:
         for event in events:
             answer.usage = event.get("usage") or answer.usage
             for choice in event.get("choices", []):
-                _show_delta(choice.get("delta", {}), answer, printer, started)
+                _show_delta(choice.get("delta") or {"content": choice.get("text")}, answer, printer, started)
                 answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
     except KeyboardInterrupt:
         answer.finish_reason = "interrupted"
