@@ -24,6 +24,7 @@ from chorale.model.config import ModelConfig
 from chorale.model.config_writer import GENERATION_CONFIG, config_json
 from chorale.model.layouts import Layout, TensorSpec, kv_scale_specs, tensor_specs
 from chorale.model.safetensors_file import DTYPES
+from chorale.model.weights import Source
 
 _DRAWN_AT_ONCE = 2**22  # float32 normals: 16 MB
 _RMS_OF_FP4 = 2.92  # root mean square of the 16 values, all equally likely
@@ -157,6 +158,20 @@ class RandomTensors:
         roles = sorted({known for _, known in self.shapes})
         number = (0 if layer is None else layer + 1) * len(roles) + roles.index(role)
         return self.seed * 1_000_003 + number
+
+
+class RandomSource(Source):
+    """The published layout of ``RandomTensors``, to be packed without a file."""
+
+    def __init__(self, config: ModelConfig, device: str, seed: int = 0) -> None:
+        self._tensors = RandomTensors(config, seed, device)
+        self._known = {(spec.layer, spec.role) for spec in tensor_specs(config, "published")}
+
+    def has(self, layer: int | None, role: str) -> bool:
+        return (layer, role) in self._known
+
+    def read(self, layer: int | None, role: str) -> torch.Tensor:
+        return self._tensors.tensor(layer, role)
 
 
 def _scaled(normal: torch.Tensor, name: str, part: str) -> torch.Tensor:

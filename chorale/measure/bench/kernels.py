@@ -18,18 +18,18 @@ from chorale.engine.types import CacheGroup
 from chorale.errors import ConfigError
 from chorale.kernels.ops import (
     AttentionShape,
-    ExpertTensors,
     LayerCache,
     Ops,
-    QkvWeights,
     Routed,
-    RouterWeights,
 )
+from chorale.measure.bench.checkpoint_writer import RandomSource
 from chorale.measure.bench.gpu_time import graph_seconds
 from chorale.measure.steps import PagedSequences
+from chorale.model.config_writer import make_config
 from chorale.model.gpt_oss import LayerWeights
+from chorale.model.weights import Loader, Target
 
-_D, _PAGE, _WINDOW, _VOCAB, _TOP_K, _EPS = 64, 64, 128, 201_088, 4, 1e-5
+_D, _PAGE, _VOCAB, _TOP_K, _EPS = 64, 64, 201_088, 4, 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Cost:
 
 
 def measure_kernels(
-    shape: Mapping[str, int],
+    shape: Mapping[str, Any],
     batches: Sequence[int],
     context: int,
     *,
@@ -79,75 +79,39 @@ class Bench:
     """The weights of several layers and the inputs of one batch, in bfloat16 on a GPU, float32 elsewhere."""
 
     def __init__(
-        self, shape: Mapping[str, int], layers: int, ops: Ops, device: str = "cuda", vocab: int = _VOCAB
+        self, shape: Mapping[str, Any], layers: int, ops: Ops, device: str = "cuda", vocab: int = _VOCAB
     ) -> None:
-        self._ops, self._device, self._vocab = ops, device, vocab
+        self._ops, self._device = ops, device
+        self._config = config = make_config(**({**shape, "layers": layers}), vocab=vocab)
         self._dtype = torch.float32 if device == "cpu" else torch.bfloat16
-        self._hidden, self._inter, self._experts = shape["hidden"], shape["inter"], shape["experts"]
-        self._heads, self._kv_heads = shape["heads"], shape["kv_heads"]
-        self._layers = [self._layer() for _ in range(layers)]
-        self._head = ops.pack_head(self._randn(vocab, self._hidden, scale=self._hidden**-0.5))
+        target = Target(config, ops, self._dtype, torch.device(device))
+        loader = Loader(RandomSource(config, device), target)
+        self._layers, self._head = [*map(loader.layer, range(layers))], loader.group(None, "head")
 
-    def _randn(self, *shape: int, scale: float = 1.0, dtype: torch.dtype | None = None) -> torch.Tensor:
-        return (torch.randn(*shape, device=self._device) * scale).to(dtype or self._dtype)
-
-    def _layer(self) -> LayerWeights:
-        ops, hidden, rows = self._ops, self._hidden, (self._heads + 2 * self._kv_heads) * _D
-        norm = torch.ones(hidden, device=self._device)
-        wide = torch.float32
-        router = ops.pack_router(
-            self._randn(self._experts, hidden, scale=hidden**-0.5, dtype=wide),
-            self._randn(self._experts, dtype=wide),
-            self._dtype,
-        )
-        return LayerWeights(
-            qkv=QkvWeights(
-                norm, ops.pack_linear(self._randn(rows, hidden, scale=hidden**-0.5), self._randn(rows))
-            ),
-            sinks=self._randn(self._heads, dtype=wide),
-            output=ops.pack_linear(self._randn(hidden, self._heads * _D, scale=0.02), self._randn(hidden)),
-            router=RouterWeights(norm, router, _TOP_K, self._dtype),
-            experts=ops.pack_experts(self._expert_tensors()),
-        )
-
-    def _expert_tensors(self) -> ExpertTensors:
-        def codes(low: int, high: int, *shape: int) -> torch.Tensor:
-            return torch.randint(low, high, shape, dtype=torch.uint8, device=self._device)
-
-        experts, hidden, inter = self._experts, self._hidden, self._inter
-        return ExpertTensors(
-            gate_up_bias=self._randn(experts, 2 * inter),
-            down_bias=self._randn(experts, hidden),
-            swiglu_limit=7.0,
-            swiglu_alpha=1.702,
-            num_layers=10**6,
-            dtype=self._dtype,
-            gate_up_blocks=codes(0, 256, experts, 2 * inter, hidden // 32, 16),
-            gate_up_scales=codes(117, 121, experts, 2 * inter, hidden // 32),
-            down_blocks=codes(0, 256, experts, hidden, inter // 32, 16),
-            down_scales=codes(117, 121, experts, hidden, inter // 32),
-        )
+    def _randn(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.randn(*shape, device=self._device).to(dtype or self._dtype)
 
     def cases(self, batch: int, context: int) -> Works:
         """Yields (name, work of all layers, number of layers, cost of a layer) per op of a decode step."""
-        ops, layers = self._ops, self._layers
+        ops, layers, config = self._ops, self._layers, self._config
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         rows = PagedSequences([context] * batch, _PAGE, torch.device(self._device))
         meta = rows.decodes(range(context - 1, batch * context, context)).meta
-        plan = ops.plan_attention(meta, AttentionShape(self._heads, self._kv_heads, _D, _WINDOW), _PAGE)
+        plan = ops.plan_attention(meta, AttentionShape(heads, kv_heads, _D, config.sliding_window), _PAGE)
         pages, count = rows.num_blocks, min(2, len(layers))
-        pools = [self._randn(pages, 2, self._kv_heads, _PAGE, _D) for _ in range(count)]
-        x, rope = (
-            self._randn(batch, self._hidden, dtype=torch.float32),
-            self._randn(batch, _D, dtype=torch.float32),
-        )
-        q, attended = self._randn(batch, self._heads, _D), self._randn(batch, self._heads * _D)
-        normed = self._randn(batch, self._hidden)
+        pools = [self._randn(pages, 2, kv_heads, _PAGE, _D) for _ in range(count)]
+        x, rope = (self._randn(batch, size, dtype=torch.float32) for size in (config.hidden_size, _D))
+        q, attended = self._randn(batch, heads, _D), self._randn(batch, heads * _D)
+        normed = self._randn(batch, config.hidden_size)
         draws = [
-            torch.stack([torch.randperm(self._experts)[:_TOP_K] for _ in range(batch)]).to(self._device)
+            torch.stack([torch.randperm(config.num_local_experts)[:_TOP_K] for _ in range(batch)]).to(
+                self._device
+            )
             for _ in layers
         ]
         gates = torch.full((batch, _TOP_K), 1 / _TOP_K, device=self._device)
-        index, final = torch.arange(batch, device=self._device), torch.ones(self._hidden, device=self._device)
+        index = torch.arange(batch, device=self._device)
+        final = torch.ones(config.hidden_size, device=self._device)
         touched = statistics.mean(len(draw.unique()) for draw in draws)
         costs = self._costs(batch, context, touched)
 
@@ -175,28 +139,29 @@ class Bench:
             yield name, work, 1 if name == "head" else len(layers), costs[name]
 
     def _costs(self, batch: int, context: int, touched: float) -> dict[str, Cost]:
-        hidden, inter, rows = self._hidden, self._inter, (self._heads + 2 * self._kv_heads) * _D
-        row = 2 * self._kv_heads * _D * 2
-        seen = min(context, _WINDOW)
+        config = self._config
+        hidden, inter, experts = config.hidden_size, config.intermediate_size, config.num_local_experts
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        seen = min(context, config.sliding_window)
 
         def product(n: int, k: int) -> Cost:
             return Cost(n * k * 2 + batch * (n + k) * 2, 2.0 * batch * n * k)
 
         def attention(keys: int) -> Cost:
-            return Cost(batch * keys * row, 4.0 * batch * keys * self._heads * _D)
+            return Cost(batch * keys * 4 * kv_heads * _D, 4.0 * batch * keys * heads * _D)
 
-        projection = product(hidden, self._heads * _D)
+        projection = product(hidden, heads * _D)
         return {
-            "qkv": product(rows, hidden),
+            "qkv": product((heads + 2 * kv_heads) * _D, hidden),
             "full": attention(context),
             "window": attention(seen),
             "route": Cost(
-                projection.bytes + self._experts * hidden * 4 + batch * hidden * 8,
-                projection.flops + 2.0 * batch * self._experts * hidden,
+                projection.bytes + experts * hidden * 4 + batch * hidden * 8,
+                projection.flops + 2.0 * batch * experts * hidden,
             ),
             "experts": Cost(
                 touched * 3 * hidden * inter * 4.25 / 8 + batch * hidden * 8,
                 2.0 * batch * _TOP_K * 3 * hidden * inter,
             ),
-            "head": product(self._vocab, hidden),
+            "head": product(config.vocab_size, hidden),
         }

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from chorale.kernels.ops import AttentionMeta, ForwardBatch
-from chorale.measure.bench.kernels import Bench
+from chorale.measure.bench.checkpoint_writer import RandomSource
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.model.gpt_oss import GptOss, Weights
+from chorale.model.gpt_oss import GptOss
+from chorale.model.weights import Loader, Target
 
 pytestmark = pytest.mark.gpu
 BLOCK, VOCAB, DEVICE = 64, 20_000, "cuda"
@@ -62,14 +63,10 @@ class Runs:
         from chorale.kernels.triton.ops import triton_ops
 
         torch.manual_seed(0)
-        shape = SHAPES["20b"] | {"layers": 2}
+        config = make_config(**(SHAPES["20b"] | {"layers": 2}), vocab=VOCAB)
         ops = triton_ops(batch_invariant=True)
-        bench = Bench(shape, 2, ops, vocab=VOCAB)
-        hidden = shape["hidden"]
-        embedding = torch.randn(VOCAB, hidden, device=DEVICE, dtype=torch.bfloat16)
-        final = torch.ones(hidden, device=DEVICE)
-        weights = Weights(embedding, tuple(bench._layers), final, bench._head, 1)
-        config = make_config(**shape, vocab=VOCAB)
+        target = Target(config, ops, torch.bfloat16, torch.device(DEVICE))
+        weights = Loader(RandomSource(config, DEVICE), target).weights(2, lambda *_: None)
         self.model, self.kv_dtype, self.sequences = (
             GptOss(config, weights, ops, 16_384),
             kv_dtype,
