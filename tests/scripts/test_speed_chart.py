@@ -18,7 +18,7 @@ CASES = [(group["name"], case) for group in DATA["groups"] for case in group["ca
 
 def test_the_picture_is_drawn_from_the_data() -> None:
     drawn = (ROOT / "docs" / "images" / "speed.svg").read_text("utf-8")
-    assert load_script("speed_chart").render(DATA) == drawn, "run: python scripts/speed_chart.py"
+    assert load_script("charts").speed(DATA) == drawn, "run: python scripts/charts.py"
     texts = [each.text for each in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
     for _, case in CASES:
         assert {f"{case['chorale']:,}", f"{case['peer']:,}"} <= set(texts)
