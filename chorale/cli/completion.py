@@ -16,8 +16,8 @@ from chorale.config.model_names import SIZES
 from chorale.config.options.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
 from chorale.config.options.help import wants_help
 from chorale.config.options.parser import Parser
-from chorale.config.options.suggestions import subcommand
 from chorale.config.options.values import Flag
+from chorale.config.suggestions import subcommand
 from chorale.errors import ConfigError
 from chorale.machine.gpus import MODELS
 

@@ -103,7 +103,7 @@ def _dispatch(command: str, rest: list[str]) -> int:
     if command.startswith("-"):
         return _fail(f"unknown option {command} (chorale --help lists the commands)", 2)
     if command not in COMMANDS:
-        from chorale.config.options.suggestions import subcommand
+        from chorale.config.suggestions import subcommand
 
         if command in OLLAMA:
             return _fail(f"unknown command {command!r}; the same here is: {OLLAMA[command]}", 2)

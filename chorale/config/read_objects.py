@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping
@@ -14,6 +13,7 @@ import msgspec
 from chorale.config.adapters import LoraModule, is_name
 from chorale.config.kv_events import KvEventsConfig, endpoint_of
 from chorale.config.profiler import ProfilerConfig
+from chorale.config.suggestions import nearest
 from chorale.config.weight_transfer import WeightTransferConfig
 from chorale.errors import ConfigError
 
@@ -36,9 +36,7 @@ def known_keys(given: Any, known: Collection[str], shown: str, example: str) -> 
         raise ConfigError(f"{shown}: must be a JSON object, such as {example}")
     for name in map(str, given):
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"{shown}: unknown key {name!r}{hint}")
+            raise ConfigError(f"{shown}: unknown key {name!r}{nearest(name, known)}")
     return {name: value for name, value in given.items() if value is not None}
 
 

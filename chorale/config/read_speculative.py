@@ -6,7 +6,6 @@ tokens, so a key that only concerns how vLLM computes drafts or accepts them is 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -14,6 +13,7 @@ from typing import Any, cast
 
 from chorale.config.read_objects import convert, known_keys
 from chorale.config.speculative import METHODS, MOST_DRAFT_TOKENS, Method, SpeculativeConfig
+from chorale.config.suggestions import nearest
 from chorale.errors import ConfigError
 
 _SYNONYMS = {"eagle": "eagle3", "[ngram]": "ngram", "ngram_gpu": "ngram"}
@@ -115,9 +115,7 @@ def _method(values: Mapping[str, Any]) -> Method:
     key = "mtp" if method.endswith("_mtp") else method
     if key in REFUSED_METHODS:
         raise ValueError(f"method {method} is not supported: {REFUSED_METHODS[key]}")
-    near = difflib.get_close_matches(method, METHODS, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise ValueError(f"method {method!r} is not one of {', '.join(METHODS)}{hint}")
+    raise ValueError(f"method {method!r} is not one of {', '.join(METHODS)}{nearest(method, METHODS)}")
 
 
 def _build(method: Method, values: Mapping[str, Any], shown: str) -> SpeculativeConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from chorale.config.options.suggestions import nearest
+from chorale.config.suggestions import nearest
 from chorale.errors import ConfigError
 from chorale.machine.hardware import DRIVER_BYTES, Hardware, Kind
 from chorale.machine.platforms import NPU, ROCM

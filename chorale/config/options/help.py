@@ -13,9 +13,9 @@ from typing import Any
 
 from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig
 from chorale.config.options.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
-from chorale.config.options.suggestions import nearest
 from chorale.config.options.values import Flag
 from chorale.config.options.vllm_flags import KNOWN_FLAGS
+from chorale.config.suggestions import nearest
 from chorale.errors import ConfigError
 
 WIDEST, COLUMN = 100, 38

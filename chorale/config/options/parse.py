@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from chorale.config.options.flags import ALIASES, FLAGS
-from chorale.config.options.suggestions import nearest
 from chorale.config.options.values import Flag, read_value
 from chorale.config.options.vllm_flags import SHORT_FLAGS
+from chorale.config.suggestions import nearest
 from chorale.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from chorale.config.options.help import Formatter
-from chorale.config.options.suggestions import nearest
+from chorale.config.suggestions import nearest
 from chorale.errors import ConfigError
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from chorale.config.suggestions import nearest
 from chorale.errors import ConfigError
 
 Kind = Literal["str", "int", "float", "bool", "list", "json", "size", "optional"]
@@ -212,8 +212,7 @@ def read_value(flag: Flag, value: Any) -> Any:
         raise ValueError(f"{value!r} is not {_WORDS[flag.kind]}")
     read = READERS[flag.kind](str(value))
     if flag.choices and read not in flag.choices:
-        near = difflib.get_close_matches(str(read), flag.choices, n=1)
         why = flag.refused_values.get(str(read).lower())
-        hint = f": {why}" if why else f"; did you mean {near[0]}?" if near else ""
+        hint = f": {why}" if why else nearest(str(read), flag.choices)
         raise ValueError(f"{read!r} is not one of {', '.join(flag.choices)}{hint}")
     return read

@@ -14,7 +14,7 @@ import msgspec
 
 from chorale.cli.commands.client.terminal import Answer, Printer, show
 from chorale.cli.error import print_error
-from chorale.config.options.suggestions import nearest
+from chorale.config.suggestions import nearest
 from chorale.errors import ChoraleError
 from chorale.machine.folders import write_whole
 from chorale.requests.openai_client import Client

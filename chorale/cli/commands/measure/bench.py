@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-from chorale.config.options.suggestions import subcommand
+from chorale.config.suggestions import subcommand
 
 # benchmark -> (module in this package, one line of help)
 BENCHES = {

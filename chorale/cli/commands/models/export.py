@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from chorale.config.options.help import wants_help
-from chorale.config.options.suggestions import subcommand
+from chorale.config.suggestions import subcommand
 from chorale.errors import ConfigError
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from chorale.config.options.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
 from chorale.config.options.help import wants_help
 from chorale.config.options.settings import Settings, merge
-from chorale.config.options.suggestions import subcommand
 from chorale.config.options.values import Flag
+from chorale.config.suggestions import subcommand
 
 _WITH_PASSWORD = re.compile(r"(://[^:@/]*:)[^@/]*@")  # the password in a URL
 

@@ -18,8 +18,8 @@ from chorale.config.options.flags import TOOL_FLAGS
 from chorale.config.options.help import wants_help
 from chorale.config.options.parse import read_arguments
 from chorale.config.options.settings import OPEN_ADDRESSES
-from chorale.config.options.suggestions import nearest, subcommand
 from chorale.config.options.values import Setting
+from chorale.config.suggestions import nearest, subcommand
 from chorale.errors import ConfigError
 
 USAGE = """\
