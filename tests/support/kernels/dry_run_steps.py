@@ -13,9 +13,11 @@ Chorale's kernels; ``--by-expert``: ranks have whole experts. ``test_dry_run.py`
 from __future__ import annotations
 
 import collections
+import dataclasses
 import logging
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -27,34 +29,28 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from chorale.config.engine import EngineConfig
-from chorale.kernels.ops import Allowed, Ops
-from chorale.kernels.triton import launch, shared_ops
+from chorale.kernels.ops import Allowed
+from chorale.kernels.triton import launch
 from chorale.kernels.triton.dense import linear, qkv
-from chorale.kernels.triton.moe import packing
 from chorale.kernels.triton.moe import router as route
-from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.kernels.triton.precompile.compiler import Precompiler
 from chorale.kernels.triton.precompile.pool import CompilePool
 from chorale.kernels.triton.precompile.target import TargetDriver
+from chorale.kernels.triton.shared_ops import shared_ops
 from chorale.machine.hardware import Hardware
-from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.model.gpt_oss import GptOss, LayerWeights, QkvWeights, RouterWeights, Weights
-from chorale.model.weights import Target, weight_shapes
-from chorale.parallel.communicator import Silent
-from chorale.parallel.rank import Rank
-from chorale.parallel.shares import make_shares
+from chorale.model.gpt_oss import GptOss
 from chorale.runtime.build_worker import make_worker
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, allow_all
+from chorale.runtime.sampling.grammar import GrammarRows, allow_all
 from chorale.runtime.sizing.graph_sizes import MIXED_ROWS, MIXED_TOKENS
-from chorale.runtime.sizing.resolve import Resolved, resolve
+from chorale.runtime.sizing.resolve import Resolved
 from chorale.runtime.warmup import captures
 from chorale.runtime.warmup.plans import eager_plan
-from chorale.runtime.warmup.target_device import TargetDevice
 from chorale.runtime.worker import Worker
 from chorale.serve.engine import build_rank, compile_phase
+from chorale.serve.engine.warm import Target, ranks_of, shapes_of
 
 DEVICE = CpuDevice(Hardware("cuda", "stand-in", 140 * 2**30, 139 * 2**30), can_capture=True, overlap=True)
 
@@ -87,75 +83,18 @@ def _float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32)
 
 
-def make_model(config: ModelConfig, ops: Ops, rank: Rank | None) -> GptOss:
-    """Returns a model of the real shape with few layers and shared experts. ``config``: the rank's."""
-    hidden, heads, kv, dim = (
-        config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
-    )  # fmt: skip
-    count, inter = config.num_local_experts, config.intermediate_size
-    half = torch.bfloat16
-
-    def linear_of(rows: int, depth: int) -> Any:
-        return linear.pack_linear(torch.zeros(rows, depth, dtype=half), torch.zeros(rows, dtype=half))
-
-    def matrices(rows: int, depth: int) -> packing.Matrices:
-        tiles, chunks = -(-rows // 16), -(-depth // 64)
-        # The size is as in the model, but for one expert: the values are not read.
-        blocks = torch.empty(1, tiles, chunks, 32, 4, dtype=torch.int32)
-        return packing.Matrices(blocks, torch.empty(1, tiles, chunks, 8, 2, 2, dtype=torch.uint8))
-
-    packed = packing.Experts(
-        gate_up=matrices(2 * inter, hidden), down=matrices(hidden, inter),
-        gate_up_bias=torch.zeros(2, count, inter, dtype=half),
-        down_bias=torch.zeros(count, hidden, dtype=half),
-        swiglu_limit=7.0, swiglu_alpha=1.702, dtype=half,
-        owned=None if rank is None else shared_ops.owned(rank.share),
-    )  # fmt: skip
-    routed = count if rank is None else rank.share.num_experts
-    router = route.pack_router(torch.zeros(routed, hidden), torch.zeros(routed), half)
-    layer = LayerWeights(
-        qkv=QkvWeights(torch.zeros(hidden), linear_of((heads + 2 * kv) * dim, hidden)),
-        sinks=torch.zeros(heads),
-        output=linear_of(hidden, heads * dim),
-        router=RouterWeights(torch.zeros(hidden), router, 4, half),
-        experts=packed,
-    )
-    head = linear.pack_head(torch.empty(config.vocab_size, hidden, dtype=half))
-    embedding = torch.zeros(1, hidden, dtype=half).expand(config.vocab_size, hidden)
-    weights = Weights(embedding, (layer,) * config.num_hidden_layers, torch.zeros(hidden), head, 1)
-    return GptOss(config, weights, ops, 4096)
-
-
-def first_of(config: ModelConfig, num_ranks: int, *, by_expert: bool) -> Rank | None:
-    if num_ranks == 1:
-        return None
-    return Rank(make_shares(config, num_ranks, by_expert=by_expert)[0], Silent(0, num_ranks))
-
-
-def ops_of(rank: Rank | None, config: ModelConfig, found: Resolved, device: torch.device) -> Ops:
-    if rank is None:
-        return TRITON_OPS
-    ops = shared_ops.over_peers(rank, build_rank.step_sizes(config, found), device)
-    assert ops is not None
-    return ops
-
-
-def resolved_for(config: ModelConfig) -> Resolved:
-    options = EngineConfig(
-        model="x",
-        max_model_len=4096,
-        max_num_seqs=80,
-        num_gpu_blocks_override=80,
-        max_num_batched_tokens=8192,
-    )
-    return resolve(
-        options,
-        config,
-        DEVICE.hardware,
-        can_overlap=True,
-        can_capture=True,
-        supports_fp8_kv=TRITON_OPS.supports_fp8_kv,
-    )
+def on_cpu(shapes: Any) -> Any:
+    """Returns packed weights with tensors in place of meta tensors. Those of experts have no values: they are
+    large, and no kernel reads them."""
+    if isinstance(shapes, torch.Tensor):
+        made = torch.empty_strided(shapes.shape, shapes.stride(), dtype=shapes.dtype)
+        return made.zero_() if made.is_floating_point() else made
+    if isinstance(shapes, tuple):
+        return tuple(map(on_cpu, shapes))
+    if not dataclasses.is_dataclass(shapes):
+        return shapes
+    fields = (each.name for each in dataclasses.fields(shapes))
+    return replace(shapes, **{name: on_cpu(getattr(shapes, name)) for name in fields})  # type: ignore[type-var]
 
 
 def launch_nothing() -> None:
@@ -206,22 +145,28 @@ def main(size: str, processes: int, on_meta: bool, num_ranks: int) -> None:
         triton.compiler.compile = triton.compiler.compiler.compile = _compile
     # A small vocabulary: logits are the only large tensors that would be filled.
     config = make_config(**{**SHAPES[size], "layers": 2}, vocab=5000)
-    found, grammars = resolved_for(config), GrammarCache(config.vocab_size)
-    rank = first_of(config, num_ranks, by_expert="--by-expert" in sys.argv)
-    own = config if rank is None else config.part(rank.share)
-    ops = ops_of(rank, config, found, DEVICE.torch_device)
-    model, precompiler = make_model(own, ops, rank), Precompiler(lambda: pool)
+    options = EngineConfig(
+        model="x",
+        max_model_len=4096,
+        max_num_seqs=80,
+        num_gpu_blocks_override=80,
+        max_num_batched_tokens=8192,
+        tensor_parallel_size=num_ranks,
+        enable_expert_parallel="--by-expert" in sys.argv,
+    )
+    rank = ranks_of(options, config)[0]
+    on_meta_tensors = shapes_of(options, config, Target(DEVICE.hardware, "sm_90", 132), rank)
+    found, grammars, shapes = on_meta_tensors.resolved, on_meta_tensors.grammars, on_meta_tensors.model
+    ops = shapes.ops
+    if rank is not None:  # those exchange through memory, which here are tensors too
+        sizes = build_rank.step_sizes(config, found)
+        ops = build_rank.ops_over_peers(options, shared_ops(rank), sizes, DEVICE.torch_device) or ops
+    model, precompiler = GptOss(shapes.config, on_cpu(shapes.weights), ops, 4096), Precompiler(lambda: pool)
+    dry = None if rank is None else compile_phase.DryRank(rank, ops)
+    of_server = compile_phase.DryModel(model, found, DEVICE, grammars, dry)
     print(f"made after {time.perf_counter() - begin:.1f} s")
     begin, cpu = time.perf_counter(), time.thread_time()
-    device = TargetDevice(DEVICE.hardware) if on_meta else DEVICE
-    dry_ops = ops_of(rank, config, found, device.torch_device)
-    dry = None if rank is None else compile_phase.DryRank(rank, dry_ops)
-    shapes = model
-    if on_meta:
-        share = None if rank is None else rank.share
-        weights = weight_shapes(Target(config, dry_ops, torch.bfloat16, share=share), 2)
-        shapes = GptOss(own, weights, dry_ops, 4096)
-    needed = compile_phase.DryModel(shapes, found, device, grammars, dry).record(precompiler)
+    needed = (on_meta_tensors if on_meta else of_server).record(precompiler)
     cpu = time.thread_time() - cpu
     precompiler.wait(needed, lambda *_: None)
     first = time.perf_counter() - begin
