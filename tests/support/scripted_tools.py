@@ -9,8 +9,8 @@ from typing import Any
 
 from chorale.client.base import EngineInfo
 from chorale.harmony.builtin_tools import browser_tools, python_tool
-from chorale.harmony.messages import ToolDescription, ToolNamespace
-from chorale.tools.browser.citations import CitationRewriter
+from chorale.harmony.messages import ToolNamespace
+from chorale.tools.box import Box
 from chorale.tools.contract import (
     CodeOutput,
     CodeStarted,
@@ -25,10 +25,11 @@ from chorale.tools.contract import (
     RequestTools,
     SearchAction,
     Source,
+    SystemTool,
     ToolCall,
-    ToolIdentity,
     ToolResult,
 )
+from chorale.tools.mcp.toolset import McpToolset
 from tests.support.engine.scripted_client import Script, ScriptedClient
 from tests.support.responses import MODEL
 from tests.support.server import Server, served
@@ -36,6 +37,7 @@ from tests.support.server import Server, served
 CONTAINER = "cntr_test"
 PAGE = Source("https://example.com/a", "Page A", "About A.")
 ECHO = McpToolInfo("echo", "Says it again.", {"type": "object", "properties": {"text": {"type": "string"}}})
+NO_CLIENT: Any = None  # calls do not reach the toolset
 
 Runner = Callable[[ToolCall], AsyncGenerator[Progress | ToolResult, None]]
 
@@ -69,57 +71,41 @@ async def plain(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
         yield result(call, f"echo: {call.content}")
 
 
-@dataclass
-class ScriptedBox:
-    wanted: RequestTools
-    run: Runner
-    service: ScriptedService
-    saved: dict[str, Any]
-    container_id: str | None = CONTAINER
-    calls: list[ToolCall] = field(default_factory=list)
-    aborted: list[str] = field(default_factory=list)
-    closed: bool = False
+class ScriptedTool(SystemTool):
+    container_id = CONTAINER
 
-    @property
-    def system_namespaces(self) -> tuple[ToolNamespace, ...]:
-        found = [browser_tools()] if self.wanted.web_search else []
-        return (*found, python_tool(stateful=True)) if self.wanted.code_interpreter else tuple(found)
+    def __init__(self, namespace: ToolNamespace) -> None:
+        self.namespace = namespace
+        named = frozenset(f"{namespace.name}.{tool.name}" for tool in namespace.tools)
+        self.recipients = named or frozenset((namespace.name,))
 
-    @property
-    def developer_namespaces(self) -> tuple[ToolNamespace, ...]:
-        tools = (ToolDescription(ECHO.name, "Says it again.", ECHO.input_schema),)
-        return tuple(
-            ToolNamespace(server.server_label, "A server.", tools)
-            for server in self.wanted.mcp
-            if server.server_label not in self.service.broken
-        )
+    def cited(self, cursor: int, line: int | None) -> Link | None:
+        return Link(PAGE.url, PAGE.title) if cursor == 0 else None
 
-    @property
-    def recipients(self) -> frozenset[str]:
-        names: set[str] = set()
-        for namespace in (*self.system_namespaces, *self.developer_namespaces):
-            names |= {f"{namespace.name}.{tool.name}" for tool in namespace.tools} or {namespace.name}
-        return frozenset(names)
 
-    @property
-    def listings(self) -> tuple[McpListing, ...]:
-        broken = self.service.broken
-        return tuple(
-            McpListing(
-                s.server_label, () if s.server_label in broken else (ECHO,), broken.get(s.server_label)
-            )
-            for s in self.wanted.mcp
-        )
+class ScriptedBox(Box):
+    """A real box, whose calls ``run`` answers."""
 
-    def owns(self, recipient: str) -> bool:
-        return recipient.partition(".")[0] in {name.partition(".")[0] for name in self.recipients}
-
-    def identify(self, recipient: str) -> ToolIdentity:
-        namespace, _, name = recipient.partition(".")
-        if namespace in ("browser", "python"):
-            return ToolIdentity("browser" if name else "python", namespace, name or namespace)
-        server = next(s for s in self.wanted.mcp if s.server_label == namespace)
-        return ToolIdentity("mcp", namespace, name, server.require_approval)
+    def __init__(
+        self, wanted: RequestTools, run: Runner, broken: Mapping[str, str], saved: Mapping[str, Any]
+    ) -> None:
+        """``broken``: unreachable MCP servers: label -> message."""
+        self.wanted, self.run, self.saved = wanted, run, saved
+        self.calls: list[ToolCall] = []
+        self.aborted: list[str] = []
+        self.closed = False
+        system: dict[str, SystemTool] = {}
+        if wanted.web_search:
+            system["browser"] = ScriptedTool(browser_tools())
+        if wanted.code_interpreter:
+            system["python"] = ScriptedTool(python_tool(stateful=True))
+        toolsets, listings = [], []
+        for server in wanted.mcp:
+            fault = broken.get(server.server_label)
+            listings.append(McpListing(server.server_label, () if fault else (ECHO,), fault))
+            if fault is None:
+                toolsets.append(McpToolset(server, listings[-1], NO_CLIENT))
+        super().__init__(system, toolsets, listings)
 
     async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
         self.calls.append(call)
@@ -131,9 +117,6 @@ class ScriptedBox:
         finally:
             if not finished:
                 self.aborted.append(call.recipient)
-
-    def citation_stream(self) -> CitationRewriter:
-        return CitationRewriter(lambda cursor, line: Link(PAGE.url, PAGE.title) if cursor == 0 else None)
 
     def state(self) -> dict[str, Any]:
         return {"num_calls": self.saved.get("num_calls", 0) + len(self.calls)}
@@ -147,7 +130,7 @@ class ScriptedService:
     run: Runner = plain
     available: Mapping[str, str] = field(default_factory=lambda: {"browser": "x", "python": "x", "mcp": "x"})
     missing: Mapping[str, str] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)  # unreachable MCP servers: label -> message
+    broken: dict[str, str] = field(default_factory=dict)  # of ``ScriptedBox``
     boxes: list[ScriptedBox] = field(default_factory=list)
     opened: list[tuple[str, Any]] = field(default_factory=list)
 
@@ -155,7 +138,7 @@ class ScriptedService:
         self, request: RequestTools, *, session_key: str, state: Mapping[str, Any] | None = None
     ) -> ScriptedBox:
         self.opened.append((session_key, state))
-        self.boxes.append(ScriptedBox(request, self.run, self, dict(state or {})))
+        self.boxes.append(ScriptedBox(request, self.run, self.broken, state or {}))
         return self.boxes[-1]
 
     async def aclose(self) -> None:

@@ -28,7 +28,7 @@ from chorale.turns.request import NEVER, TurnRequest
 from chorale.turns.rules import TurnRules
 from tests.support.fuzz.random_turns import TEXTS, streams
 from tests.support.scripted import FINAL, VOCAB, ids
-from tests.support.scripted_tools import ScriptedBox, ScriptedService, plain, result
+from tests.support.scripted_tools import ScriptedBox, plain, result
 
 EOS = frozenset({200002, 199999, CALL})
 PROMPT = [1, 2, 3]
@@ -53,7 +53,7 @@ def chunk(token_ids: list[int], finish: FinishReason | None = None, **fields: An
 def with_tools(**asked: Any) -> Choice:
     """A choice whose model may call the python tool, or what ``asked`` says."""
     wanted = RequestTools(**asked or {"code_interpreter": CodeInterpreterRequest()})
-    box = ScriptedBox(wanted, plain, ScriptedService(), {})
+    box = ScriptedBox(wanted, plain, {}, {})
     rules = TurnRules(built_in=built_in_tools(box))
     return harmony(rules=rules, tools=(TurnTools(box, "key"),), stream_interval=NEVER)
 
