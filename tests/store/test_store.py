@@ -333,6 +333,25 @@ async def test_open_store_uses_the_configured_location(
     assert "memory only" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("bound", "least"),
+    [
+        ({"response_store_max_items": 5}, 2),
+        ({"response_store_max_bytes": 30_000}, 2),
+        ({"response_store_ttl": -1.0}, 0),
+    ],
+)
+async def test_open_store_uses_the_configured_bounds(bound: dict[str, float], least: int) -> None:
+    store = open_store(ServerConfig(response_store=":memory:", **bound))
+    made = [make(text="x" * 1000, created=time.time()) for _ in range(16)]
+    for response in made:
+        await store.put(response)
+    found = [await store.get(response.id, b"") is not None for response in made]
+    assert least <= sum(found) <= 9
+    assert found == sorted(found), "the newest are left"
+    await store.close()
+
+
 def test_killed_writers_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     """Kills the writing process at a random moment, five times with one file."""
     file, rng, acknowledged = tmp_path / "r.sqlite3", random.Random(7), set[str]()
