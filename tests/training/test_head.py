@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from chorale.harmony.vocab import VOCAB_SIZE
-from chorale.kernels.reference.sampling.noise import gumbel_noise, row_keys, token_steps
 from chorale.model.demo.head_archive import expand_head
 from tests.model.draft.draft_files import HeadFile, angles_of, forward, states_of
 from training.head.data import find_anchors
@@ -160,28 +158,3 @@ def test_a_walk_counts_steps_and_tokens() -> None:
     tally = Tally()
     tally.walk(table, 1)
     assert (tally.steps, tally.tokens) == (4, 6)
-
-
-def test_coupled_draws_agree_as_often_as_proven() -> None:
-    """Two distributions drawn with the same noise give the same token with probability (1 - TV) / (1 + TV) at
-    least (Daliri, Musco and Suresh 2024); with other noise, only as often as chance makes them."""
-    random, draws, size = np.random.default_rng(4), 8192, 64
-    positions = np.arange(draws)
-    shared = gumbel_noise(noise_keys(11, positions), token_steps(size, torch.device("cpu")))
-    other = gumbel_noise(noise_keys(12, positions), token_steps(size, torch.device("cpu")))
-    for heat, distance in [(1.0, 0.1), (1.0, 1.0), (3.0, 0.5), (3.0, 3.0), (0.3, 1.0)]:
-        logits = torch.from_numpy(random.normal(size=size) * heat).float()
-        near = logits + torch.from_numpy(random.normal(size=size) * distance).float()
-        p, q = logits.softmax(0), near.softmax(0)
-        variation = float((p - q).abs().sum() / 2)
-        drawn = (logits + shared).argmax(1)
-        coupled = float((drawn == (near + shared).argmax(1)).double().mean())
-        uncoupled = float((drawn == (near + other).argmax(1)).double().mean())
-        margin = 4 * (0.25 / draws) ** 0.5
-        assert coupled > (1 - variation) / (1 + variation) - margin
-        assert coupled < 1 - variation + margin  # no coupling does better
-        assert uncoupled == pytest.approx(float((p * q).sum()), abs=margin)
-
-
-def noise_keys(seed: int, positions: np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:
-    return torch.from_numpy(row_keys(np.full(len(positions), seed, np.uint64), positions))
