@@ -15,9 +15,11 @@ from chorale.engine.core import EngineCore
 from chorale.engine.engine_state import Drafter
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import (
+    NOBODY,
     EngineLimits,
     EngineStats,
     GenerateRequest,
+    Owner,
     SamplingSpec,
     TokenChunk,
 )
@@ -26,6 +28,7 @@ from tests.support.engine.fake_executor import FakeExecutor, FakeModel, fake_exp
 from tests.support.engine.integrity import check_integrity
 
 VOCAB, EOS = 300, (7, 11)
+OWNERS = (NOBODY, Owner("a"), Owner("b", 3.0))
 
 
 class Ticker:
@@ -202,6 +205,8 @@ def random_requests(rng: random.Random, limits: EngineLimits, max_len: int) -> I
             prompt_token_ids=prompt,
             priority=rng.randrange(3),
             cache_salt=rng.choice(("", "", "salt")),
+            owner=OWNERS[number % 3],
+            is_batch=number % 5 == 0,
             sampling=SamplingSpec(
                 n=rng.choice((1, 1, 1, 1, 2, 4)),
                 seed=rng.randrange(2**40),
