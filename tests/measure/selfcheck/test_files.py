@@ -80,7 +80,7 @@ def test_impossible_values_are_named(
     small: Path, tmp_path: Path, name: str, edit: Callable[[Array], None], words: str
 ) -> None:
     files.check_values(machine_of(small))
-    fault = Fault(name, tensors={f"model.layers.1.{name}": edit})
+    fault = Fault(tensors={f"model.layers.1.{name}": edit})
     with pytest.raises(Failed, match=f"{name}: {words}"):
         files.check_values(machine_of(plant(fault, small, tmp_path / "faulty")))
 

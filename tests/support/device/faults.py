@@ -46,7 +46,6 @@ class Fault:
     ``engine``: comma-separated names of faults in the engine's process instead.
     """
 
-    about: str
     config: Callable[[dict[str, Any]], None] | None = None
     tensors: Mapping[str, Callable[[Array], None]] = field(default_factory=dict)
     engine: str = ""
@@ -62,8 +61,7 @@ def expert_scale(number: int = 1, expert: int = 0, exponent: int = 1) -> Fault:
     def edit(scales: Array) -> None:
         scales[expert] = scales[expert].astype(np.int32) + exponent
 
-    about = f"scales of expert {expert} of layer {number} times {2.0**exponent:g}"
-    return Fault(about, tensors={layer(number, "mlp.experts.down_proj_scales"): edit})
+    return Fault(tensors={layer(number, "mlp.experts.down_proj_scales"): edit})
 
 
 def sink_left_out(number: int = 1) -> Fault:
@@ -72,69 +70,35 @@ def sink_left_out(number: int = 1) -> Fault:
     def edit(sinks: Array) -> None:
         sinks[:] = -1e30
 
-    return Fault(f"no sinks in layer {number}", tensors={layer(number, "self_attn.sinks"): edit})
+    return Fault(tensors={layer(number, "self_attn.sinks"): edit})
 
 
-def half_swapped(number: int = 1) -> Fault:
-    """The attention output of one layer is multiplied by the other rank's half of the projection.
-
-    With two ranks, rank 0 has the first half of the heads and of the columns; here the columns are swapped.
-    """
+def columns_swapped(first: int, second: int, parts: int, number: int = 1) -> Fault:
+    """Two of ``parts`` equal parts of the columns of one layer's output projection are exchanged. With as many
+    parts as heads, these are two heads."""
 
     def edit(weight: Array) -> None:
-        half = weight.shape[1] // 2
-        weight[:] = np.concatenate((weight[:, half:], weight[:, :half]), axis=1)
+        columns = np.split(weight, parts, axis=1)  # views
+        columns[first][:], columns[second][:] = columns[second].copy(), columns[first].copy()
 
-    return Fault(
-        f"halves of o_proj swapped in layer {number}",
-        tensors={layer(number, "self_attn.o_proj.weight"): edit},
-    )
-
-
-def rank_half_swapped(number: int = 1, rank: int = 1) -> Fault:
-    """One of two ranks has swapped the halves of its columns of the output projection."""
-
-    def edit(weight: Array) -> None:
-        size = weight.shape[1] // 2
-        own = weight[:, rank * size : (rank + 1) * size]
-        own[:] = np.concatenate((own[:, size // 2 :], own[:, : size // 2]), axis=1)
-
-    return Fault(
-        f"the columns of rank {rank} of 2 swapped in o_proj of layer {number}",
-        tensors={layer(number, "self_attn.o_proj.weight"): edit},
-    )
-
-
-def head_swapped(number: int = 1, first: int = 0, second: int = 1, head_dim: int = 64) -> Fault:
-    """The outputs of two heads are exchanged."""
-
-    def edit(weight: Array) -> None:
-        one, other = (slice(head * head_dim, (head + 1) * head_dim) for head in (first, second))
-        kept = weight[:, one].copy()
-        weight[:, one] = weight[:, other]
-        weight[:, other] = kept
-
-    return Fault(
-        f"heads {first} and {second} exchanged in layer {number}",
-        tensors={layer(number, "self_attn.o_proj.weight"): edit},
-    )
+    return Fault(tensors={layer(number, "self_attn.o_proj.weight"): edit})
 
 
 def bias_dropped(number: int = 1, name: str = "self_attn.v_proj.bias") -> Fault:
     def edit(bias: Array) -> None:
         bias[:] = 0.0
 
-    return Fault(f"no {name} in layer {number}", tensors={layer(number, name): edit})
+    return Fault(tensors={layer(number, name): edit})
 
 
-def setting(about: str, **values: Any) -> Fault:
+def setting(**values: Any) -> Fault:
     """Keys of config.json have other values. ``rope_scaling={...}`` changes only the given keys in it."""
 
     def edit(config: dict[str, Any]) -> None:
         for key, value in values.items():
             config[key] = {**config[key], **value} if isinstance(value, dict) else value
 
-    return Fault(about, config=edit)
+    return Fault(config=edit)
 
 
 def _window_one_less(config: dict[str, Any]) -> None:
@@ -144,16 +108,14 @@ def _window_one_less(config: dict[str, Any]) -> None:
 FAULTS: dict[str, Fault] = {
     "expert_scale": expert_scale(),
     "sink_left_out": sink_left_out(),
-    "window_one_less": Fault("the sliding window is one token less", config=_window_one_less),
-    "no_concentration": setting("YaRN without its concentration", rope_scaling={"attention_factor": 1.0}),
-    "half_swapped": half_swapped(),
-    "rank_half_swapped": rank_half_swapped(),
+    "window_one_less": Fault(config=_window_one_less),
+    "no_concentration": setting(rope_scaling={"attention_factor": 1.0}),  # of YaRN
+    "half_swapped": columns_swapped(0, 1, 2),
+    "rank_half_swapped": columns_swapped(2, 3, 4),  # by one of two ranks
     "bias_dropped": bias_dropped(),
-    "stale_page": Fault("page 4 of each sequence's table is still page 3", engine="stale_page"),
-    "four_faults": Fault(
-        "the stale page, the norm's epsilon times 10, temperature applied twice, digits cut by two",
-        engine="stale_page,norm_epsilon,temperature_twice,digits_by_two",
-    ),
+    "stale_page": Fault(engine="stale_page"),  # page 4 of each sequence's table is still page 3
+    # With these: the norm's epsilon times 10, temperature applied twice, digits cut by two.
+    "four_faults": Fault(engine="stale_page,norm_epsilon,temperature_twice,digits_by_two"),
 }
 
 
@@ -163,7 +125,7 @@ def plant(fault: str | Fault, source: Path, folder: Path) -> Path:
     Files that the fault does not touch are links to the source's.
     """
     chosen = FAULTS[fault] if isinstance(fault, str) else fault
-    assert not chosen.engine, f"{chosen.about}: not in a checkpoint, see environment()"
+    assert not chosen.engine, "not in a checkpoint, see environment()"
     folder.mkdir(parents=True)
     missing = set(chosen.tensors)
     for file in source.iterdir():

@@ -16,36 +16,26 @@ from types import ModuleType
 from typing import Any
 
 
-class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any, change: Any) -> None:
-        self._loader, self._change = loader, change
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        self._change(module)
-
-
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds one module through the other finders, and calls ``change`` with it once it is imported."""
 
     def __init__(self, name: str, change: Any) -> None:
-        self._name, self._change, self._busy = name, change, False
+        self._name, self._change = name, change
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != self._name or self._busy:
+        if name != self._name:
             return None
-        self._busy = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._busy = False
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._change)
+        sys.meta_path.remove(self)
+        spec: Any = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._change(module)
+
+        spec.loader.exec_module = exec_module
         return spec
 
 
