@@ -164,6 +164,15 @@ def test_a_dead_worker_or_engine_is_replaced_and_all_die_with_the_supervisor() -
         assert not directory.exists()
 
 
+def test_a_loading_engine_dies_with_the_supervisor() -> None:
+    with serve(behaviour={"load_seconds": 60.0}) as s:
+        s.wait_until("it loads", lambda: s.is_at(503))
+        engine = s.engine
+        s.process.kill()
+        s.process.wait()
+        s.wait_until("it ends", lambda: not is_running(engine), 30)
+
+
 def test_a_stopped_api_worker_is_replaced() -> None:
     """The other worker still answers health probes, so only the missing heartbeats reveal it."""
     with serve(server=WORKERS, engine={"heartbeat_timeout": 1.5}) as s:  # 3 s for a worker

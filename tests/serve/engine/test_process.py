@@ -26,31 +26,19 @@ from chorale.client.wire.messages import (
 from chorale.errors import ConfigError
 from chorale.serve.bootstrap import EXIT_OK, EngineStart, check_directory, make_directory
 from tests.support import PATIENCE
-from tests.support.processes import is_running
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import FAKE_ENGINE, collect, expected, request, rig, started, until
-
-
-async def start_script(name: str, *arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", f"tests.support.serve.{name}", *arguments, stdout=asyncio.subprocess.PIPE
-    )
-
-
-async def first_line(process: asyncio.subprocess.Process) -> str:
-    assert process.stdout is not None
-    line = await asyncio.wait_for(process.stdout.readline(), PATIENCE)
-    assert line, "the process ended without output"
-    return line.decode().strip()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_requests_of_a_client_that_vanished_are_aborted(number: signal.Signals) -> None:
     """A killed client is noticed when a token cannot be sent, a stopped one by its silence."""
     async with rig(Behaviour(step_seconds=0.01), client_timeout=1.0) as r:
-        lone = await start_script("lone_client", str(r.directory), "20")
+        command = [sys.executable, "-m", "tests.support.serve.lone_client", str(r.directory), "20"]
+        lone = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         try:
-            assert await first_line(lone) == "running"
+            assert lone.stdout is not None
+            assert await asyncio.wait_for(lone.stdout.readline(), PATIENCE) == b"running\n"
             await until(lambda: r.client.stats.num_running == 20, "its requests run")
             mine = request("mine", 250)
             answer = asyncio.ensure_future(collect(r.client.submit(mine)))
@@ -64,16 +52,6 @@ async def test_requests_of_a_client_that_vanished_are_aborted(number: signal.Sig
             with contextlib.suppress(ProcessLookupError):
                 lone.kill()
             await lone.communicate()
-
-
-@pytest.mark.parametrize("load_seconds", ["0", "60"], ids=["serving", "loading"])
-async def test_the_engine_dies_with_its_parent(load_seconds: str) -> None:
-    parent = await start_script("lone_parent", load_seconds)
-    engine = int(await first_line(parent))
-    assert is_running(engine)
-    parent.kill()
-    await parent.communicate()
-    await until(lambda: not is_running(engine), "the engine ends")
 
 
 async def test_sigterm_lets_running_requests_finish() -> None:

@@ -74,8 +74,8 @@ def sink_left_out(number: int = 1) -> Fault:
 
 
 def columns_swapped(first: int, second: int, parts: int, number: int = 1) -> Fault:
-    """Two of ``parts`` equal parts of the columns of one layer's output projection are exchanged. With as many
-    parts as heads, these are two heads."""
+    """Two of ``parts`` equal parts of the columns of one layer's output projection are exchanged. As many as
+    heads: two heads are exchanged."""
 
     def edit(weight: Array) -> None:
         columns = np.split(weight, parts, axis=1)  # views
