@@ -143,50 +143,46 @@ def _at_first(final: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+# Event -> the field of the item, or of its first part, to which its deltas add up.
+DELTAS = {
+    "output_text": "text",
+    "reasoning_text": "text",
+    "function_call_arguments": "arguments",
+    "mcp_call_arguments": "arguments",
+    "code_interpreter_call_code": "code",
+    "custom_tool_call_input": "input",
+}
+
+
 def _apply(kind: str, event: dict[str, Any], item: dict[str, Any]) -> None:
-    if kind == "response.content_part.added":
+    name, _, stage = kind.removeprefix("response.").rpartition(".")
+    if name in DELTAS:
+        place, field = item["content"][0] if name.endswith("_text") else item, DELTAS[name]
+        if stage == "delta":
+            place[field] += event["delta"]
+            if name == "output_text":
+                place["logprobs"] += event["logprobs"]
+            return
+        assert stage == "done"
+        sent = {"output_text": ("logprobs",), "function_call_arguments": ("name",)}.get(name, ())
+        for each in (field, *sent):
+            assert event[each] == place[each]
+    elif kind == "response.content_part.added":
         assert event["content_index"] == len(item["content"])
         item["content"].append(event["part"])
     elif kind == "response.content_part.done":
         assert event["part"] == item["content"][event["content_index"]]
-    elif kind == "response.output_text.delta":
-        item["content"][0]["text"] += event["delta"]
-        item["content"][0]["logprobs"] += event["logprobs"]
-    elif kind == "response.output_text.done":
-        assert event["text"] == item["content"][0]["text"]
-        assert event["logprobs"] == item["content"][0]["logprobs"]
-    elif kind == "response.reasoning_text.delta":
-        item["content"][0]["text"] += event["delta"]
-    elif kind == "response.reasoning_text.done":
-        assert event["text"] == item["content"][0]["text"]
-    elif kind == "response.function_call_arguments.delta":
-        item["arguments"] += event["delta"]
     elif kind == "response.output_text.annotation.added":
         annotations = item["content"][0]["annotations"]
         assert event["annotation_index"] == len(annotations)
         annotations.append(event["annotation"])
-    elif kind == "response.code_interpreter_call_code.delta":
-        item["code"] += event["delta"]
-    elif kind == "response.code_interpreter_call_code.done":
-        assert event["code"] == item["code"]
-    elif kind == "response.mcp_call_arguments.delta":
-        item["arguments"] += event["delta"]
-    elif kind == "response.mcp_call_arguments.done":
-        assert event["arguments"] == item["arguments"]
-    elif kind.split(".")[1] in BUILT_IN:
-        assert kind.split(".")[1] == item["type"]
-    elif kind == "response.function_call_arguments.done":
-        assert (event["arguments"], event["name"]) == (item["arguments"], item["name"])
-    elif kind == "response.custom_tool_call_input.delta":
-        item["input"] += event["delta"]
-    elif kind == "response.custom_tool_call_input.done":
-        assert event["input"] == item["input"]
-    elif kind.startswith("response.shell_call_command."):
+    elif name == "shell_call_command":
         _apply_command(kind, event, item["action"]["commands"])
     elif kind == "response.compaction.compacting":
         assert item["type"] == "compaction"
     else:
-        raise AssertionError(f"an event of type {kind}")
+        assert name in BUILT_IN, f"an event of type {kind}"
+        assert name == item["type"]
 
 
 def _apply_command(kind: str, event: dict[str, Any], commands: list[str]) -> None:
