@@ -1,5 +1,5 @@
-"""Rows with grammars in the engine: both overlap depths, preemption, prefix cache, batches.
-``tests/runtime/test_draft_properties.py`` tests that drafts change nothing.
+"""Rows with grammars in the engine: overlap, preemption, choices.
+``tests/runtime/test_draft_properties.py`` tests that drafts and the prefix cache change nothing.
 """
 
 from __future__ import annotations
@@ -73,41 +73,17 @@ def reference(checkpoint: Path) -> dict[str, list[list[int]]]:
     return tokens_of(answers)
 
 
-def test_overlap_gives_the_same_tokens(checkpoint: Path, reference: dict[str, list[list[int]]]) -> None:
-    assert tokens_of(run(engine(checkpoint, depth=1), mixture())) == reference
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-def test_preemption_gives_the_same_tokens(
-    checkpoint: Path, reference: dict[str, list[list[int]]], depth: int
+def test_overlap_and_preemption_give_the_same_tokens(
+    checkpoint: Path, reference: dict[str, list[list[int]]]
 ) -> None:
-    core = engine(checkpoint, depth, num_gpu_blocks_override=18, block_size=16, max_model_len=208)
+    core = engine(checkpoint, depth=1, num_gpu_blocks_override=18, block_size=16, max_model_len=208)
     answers = run(core, mixture())
     assert sum(answer.num_preemptions for [answer] in answers.values()) > 3
     assert tokens_of(answers) == reference
 
 
-def test_free_rows_are_not_changed_by_grammars(
-    checkpoint: Path, reference: dict[str, list[list[int]]]
-) -> None:
-    alone = tokens_of(run(engine(checkpoint), [free("f0", 0), free("f1", 1), free("f2", 2)]))
-    assert alone == {name: reference[name] for name in alone}
-
-
-def test_a_repeated_request_uses_the_prefix_cache(
-    checkpoint: Path, reference: dict[str, list[list[int]]]
-) -> None:
-    """The grammar comes from its cache too; other requests share the prompt pages of such rows."""
-    core = engine(checkpoint, block_size=4)
-    assert tokens_of(run(core, mixture())) == reference
-    hits = core.stats().prefix_cache_hits
-    assert tokens_of(run(core, mixture())) == reference
-    assert core.stats().prefix_cache_hits > hits
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-def test_choices_of_one_request_have_separate_matchers(checkpoint: Path, depth: int) -> None:
-    core = engine(checkpoint, depth)
+def test_choices_of_one_request_have_separate_matchers(checkpoint: Path) -> None:
+    core = engine(checkpoint, depth=1)
     grammar = raw_grammar(regex("[a-z]{1,4}(-[0-9]+)?;", "x"))
     choices = run(core, [request("r", grammar, 3, n=6, logit_bias={26: 8.0})])["r"]
     found = {VOCAB.decode(choice.token_ids[:-1]) for choice in choices}
