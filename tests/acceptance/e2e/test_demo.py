@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import openai
-import pydantic
 import pytest
 
 import chorale
@@ -30,14 +29,6 @@ FUNCTION = {
     },
 }
 TOOL: Any = {"type": "function", "function": FUNCTION}
-
-
-class Person(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid")
-
-    name: str
-    age: int
-    city: str
 
 
 @pytest.fixture
@@ -108,19 +99,6 @@ def test_an_agent_loop_of_two_calls(client: openai.OpenAI) -> None:
         messages.append({"role": "tool", "tool_call_id": call.id, "content": degrees})
     assert cities == ["Paris", "Rome"]
     assert messages[-1]["content"].endswith("The temperature is 12.")
-
-
-def test_a_schema_is_filled_from_the_sentence(client: openai.OpenAI) -> None:
-    sentence = "Anna is 31 years old and lives in Berlin."
-    expected = Person(name="Anna", age=31, city="Berlin")
-    chat, response = at_once(
-        lambda: client.chat.completions.parse(
-            model=MODEL, messages=user(sentence), response_format=Person, temperature=0
-        ),
-        lambda: client.responses.parse(model=MODEL, input=sentence, text_format=Person, temperature=0),
-    )
-    assert chat.choices[0].message.parsed == expected
-    assert response.output_parsed == expected
 
 
 # Question -> what its answer contains. The page suggests the first ones.
