@@ -22,23 +22,20 @@ from tests.support.served import Served, serving
 PROGRAM = Program("CHORALE_LM_EVAL_PYTHON")
 pytestmark = PROGRAM.skip
 SUMS = [(3, 4), (12, 5), (20, 22)]
-CHOICE = """
-task: sums_choice
+HEAD = """
+task: sums_{name}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {data}}}}}
 test_split: test
+metadata: {{version: 1}}"""
+CHOICE = """
 output_type: multiple_choice
 doc_to_text: "Q: {{{{question}}}}\\nA:"
 doc_to_choice: "{{{{choices}}}}"
 doc_to_target: 0
 metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
-metadata: {{version: 1}}
 """
 GENERATE = """
-task: sums_generate
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-test_split: test
 output_type: generate_until
 doc_to_text: "{{{{question}}}}"
 doc_to_target: "{{{{choices[0]}}}}"
@@ -46,18 +43,12 @@ generation_kwargs: {{until: ["\\n\\n"], max_gen_toks: 128, temperature: 0, do_sa
 filter_list:
   - {{name: last, filter: [{{function: regex, regex_pattern: "(\\\\d+)\\\\D*$"}}, {{function: take_first}}]}}
 metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
-metadata: {{version: 1}}
 """
 ROLLING = """
-task: sums_rolling
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-test_split: test
 output_type: loglikelihood_rolling
 doc_to_text: ""
 doc_to_target: "{{{{question}}}} ü"
 metric_list: [{{metric: word_perplexity, aggregation: weighted_perplexity, higher_is_better: false}}]
-metadata: {{version: 1}}
 """
 
 
@@ -78,7 +69,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = folder / "sums.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name, text in (("choice", CHOICE), ("generate", GENERATE), ("rolling", ROLLING)):
-        (folder / f"{name}.yaml").write_text(text.format(data=data))
+        (folder / f"{name}.yaml").write_text((HEAD + text).format(name=name, data=data))
     return folder
 
 
