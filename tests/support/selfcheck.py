@@ -20,13 +20,10 @@ from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.measure.selfcheck.check import Plan
 from chorale.measure.selfcheck.device.machine import Machine
 from chorale.measure.selfcheck.recorded import Draw, Position, Recording, Sequence
-from chorale.model import gpt_oss, rope
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.serve.engine import build_rank
 from tests.support.runtime import make_engine, run
-
-Patch = Callable[[pytest.MonkeyPatch], Ops]
 
 
 def machine_of(
@@ -54,7 +51,7 @@ def machine_of(
 # ---------------------------------------------------------------------- faults in code
 
 
-def _sink_left_out(patch: pytest.MonkeyPatch) -> Ops:
+def _sink_left_out() -> Ops:
     """Leaves the sinks out in one layer, the second whose attention is computed."""
     seen: list[float] = []
 
@@ -68,7 +65,7 @@ def _sink_left_out(patch: pytest.MonkeyPatch) -> Ops:
     return replace(REFERENCE_OPS, attention=attention)
 
 
-def _window_one_less(patch: pytest.MonkeyPatch) -> Ops:
+def _window_one_less() -> Ops:
     def plan(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> Any:
         less = replace(shape, sliding_window=shape.sliding_window - 1)
         return REFERENCE_OPS.plan_attention(meta, less, block_size)
@@ -76,15 +73,7 @@ def _window_one_less(patch: pytest.MonkeyPatch) -> Ops:
     return replace(REFERENCE_OPS, plan_attention=plan)
 
 
-def _no_concentration(patch: pytest.MonkeyPatch) -> Ops:
-    def table(config: Any, head_dim: int, num_positions: int) -> torch.Tensor:
-        return rope.angle_table(rope.yarn_frequencies(config, head_dim), num_positions)
-
-    patch.setattr(gpt_oss, "rope_table", table)
-    return REFERENCE_OPS
-
-
-def _expert_scale(patch: pytest.MonkeyPatch) -> Ops:
+def _expert_scale() -> Ops:
     """Changes the scales of one expert of each layer."""
 
     def pack(tensors: ExpertTensors) -> Any:
@@ -96,7 +85,7 @@ def _expert_scale(patch: pytest.MonkeyPatch) -> Ops:
     return replace(REFERENCE_OPS, pack_experts=pack)
 
 
-def _half_swapped(patch: pytest.MonkeyPatch) -> Ops:
+def _half_swapped() -> Ops:
     """Swaps the halves of one rank's columns of the output projection, of two ranks."""
 
     def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
@@ -110,7 +99,7 @@ def _half_swapped(patch: pytest.MonkeyPatch) -> Ops:
     return replace(REFERENCE_OPS, pack_linear=pack)
 
 
-def _stale_page(patch: pytest.MonkeyPatch) -> Ops:
+def _stale_page() -> Ops:
     """Block 2 of each block table still has the id of block 1."""
 
     def plan(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> Any:
@@ -127,10 +116,9 @@ def _stale_page(patch: pytest.MonkeyPatch) -> Ops:
     return replace(REFERENCE_OPS, plan_attention=plan)
 
 
-CODE_FAULTS: dict[str, Patch] = {
+CODE_FAULTS: dict[str, Callable[[], Ops]] = {
     "sink_left_out": _sink_left_out,
     "window_one_less": _window_one_less,
-    "no_concentration": _no_concentration,
     "expert_scale": _expert_scale,
     "half_swapped": _half_swapped,
     "stale_page": _stale_page,
