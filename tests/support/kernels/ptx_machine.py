@@ -15,6 +15,10 @@ import numpy as np
 LANES = np.arange(32)
 WORD = 0xFFFFFFFF
 Lanes = np.ndarray[Any, Any]
+BINARY: dict[str, Callable[[Lanes, Lanes], Lanes]] = {
+    "add": np.add, "mul": np.multiply, "div": np.floor_divide, "rem": np.remainder, "and": np.bitwise_and,
+    "shl": np.left_shift, "shr": np.right_shift,
+}  # fmt: skip
 
 
 def bfloat16_pair(word: Lanes) -> Lanes:
@@ -107,8 +111,12 @@ class Warp:
             self.move_halves(rest)
             return
         operands = [part.strip(" {}") for part in re.split(r",", rest)] if rest else []
-        handler: Callable[..., None] = getattr(self, name.split(".")[0])
-        handler(name, operands, guard)
+        kind = name.split(".")[0]
+        if kind in BINARY:
+            self.binary(name, operands, BINARY[kind])
+        else:
+            handler: Callable[..., None] = getattr(self, kind)
+            handler(name, operands, guard)
 
     # ---- registers
 
@@ -131,6 +139,13 @@ class Warp:
         is_zero = operands[1] == "0f00000000"
         self.set(operands[0], np.zeros(32, np.uint64) if is_zero else self.get(operands[1]), name[-2:])
 
+    def binary(self, name: str, operands: list[str], operate: Callable[[Lanes, Lanes], Lanes]) -> None:
+        to, a, b = operands
+        if name.endswith(".f32"):
+            self.values[to] = bits(operate(self.number(a), self.number(b)))
+        else:
+            self.set(to, operate(self.get(a), self.get(b)), name[-2:])
+
     def move_halves(self, rest: str) -> None:
         """``{low, high}, word`` or ``word, {low, high}``."""
         names = re.findall(r"\w+", rest)
@@ -145,32 +160,6 @@ class Warp:
         product = self.signed(a) * self.signed(b)
         wide = name == "mad.wide.s32"
         self.set(to, product.view(np.uint64) + self.get(c), "64" if wide else "32")
-
-    def add(self, name: str, operands: list[str], _: Lanes) -> None:
-        to, a, b = operands
-        if name == "add.rn.f32":
-            self.values[to] = bits(self.number(a) + self.number(b))
-        else:
-            self.set(to, self.get(a) + self.get(b), name[-2:])
-
-    def mul(self, name: str, operands: list[str], _: Lanes) -> None:
-        to, a, b = operands
-        if name == "mul.rn.f32":
-            self.values[to] = bits(self.number(a) * self.number(b))
-        else:
-            self.set(to, self.get(a) * self.get(b))
-
-    def rem(self, _name: str, operands: list[str], _: Lanes) -> None:
-        self.values[operands[0]] = self.get(operands[1]) % self.get(operands[2])
-
-    def div(self, _name: str, operands: list[str], _: Lanes) -> None:
-        self.values[operands[0]] = self.get(operands[1]) // self.get(operands[2])
-
-    def shr(self, _name: str, operands: list[str], _: Lanes) -> None:
-        self.values[operands[0]] = self.get(operands[1]) >> self.get(operands[2])
-
-    def shl(self, _name: str, operands: list[str], _: Lanes) -> None:
-        self.set(operands[0], self.get(operands[1]) << self.get(operands[2]))
 
     def shf(self, _name: str, operands: list[str], _: Lanes) -> None:
         to, low, high, by = operands
@@ -295,11 +284,3 @@ class Warp:
         for part in range(4):
             added = product[g + 8 * (part // 2), 2 * t + part % 2]
             self.values[to[part]] = bits(self.number(to[part]) + added)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "and":
-            return self.both
-        raise NotImplementedError(f"instruction {name}")
-
-    def both(self, name: str, operands: list[str], _: Lanes) -> None:
-        self.set(operands[0], self.get(operands[1]) & self.get(operands[2]))
