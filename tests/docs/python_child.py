@@ -11,10 +11,37 @@ import contextlib
 import io
 import json
 import os
+import subprocess
 import sys
 import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType
 from typing import Any
+
+ROOT = Path(__file__).parents[2]
+Execute = Callable[..., str]
+
+
+@contextlib.contextmanager
+def python_child(**environment: str) -> Iterator[Execute]:
+    """Yields a function that runs a block in a process of its own, and returns what the block prints."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    variables.pop("CHORALE_MODEL", None)
+    command = [sys.executable, "-m", "tests.docs.python_child"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=variables
+    ) as process:
+
+        def execute(page: str, source: str, folder: Path, *, console: bool = False) -> str:
+            asked = {"page": page, "source": source, "folder": str(folder), "console": console}
+            print(json.dumps(asked), file=process.stdin, flush=True)
+            done = json.loads(process.stdout.readline())
+            assert not done["error"], f"{page}: {done['error']}{done['out']}"
+            return str(done["out"])
+
+        yield execute
+        process.kill()  # it would spend two seconds on freeing what it imported
 
 
 class Reader(code.InteractiveConsole):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from chorale.cli.completion import PARSERS, _own_parser
 from chorale.cli.main import COMMANDS
 from chorale.config.options.settings import merge
 from tests.docs.blocks import DATA, PAGES, SHELLS, Block, blocks
+from tests.docs.python_child import Execute, python_child
 from tests.support import PATIENCE, ROOT
 from tests.support.served import Served, serving
 
@@ -49,7 +49,7 @@ class Reader:
 
     server: Served
     folder: Path
-    python: subprocess.Popen[str]
+    python: Execute
     said: str | None = None  # what the last block printed, or None if it was not run
     ids: dict[str, str] = field(default_factory=dict)  # an id on the page -> the one that the server gave
 
@@ -75,27 +75,16 @@ class Reader:
 
     def run(self, block: Block) -> None:
         if block.language == "python":
-            self.said = self.execute(block)
+            # The reader of this page pastes into one session.
+            console = block.page.name == "getting-started.md"
+            source = self.here(block.text)
+            self.said = self.python(str(block.page), source, self.folder, console=console)
         elif any(command[:2] == ["chorale", "serve"] for command in block.commands):
             self.said = serve_and_ask(block, self.folder)
         else:
             self.said = self.shell(block)
         for text in block.note("prints"):
             assert text in self.said, f"{block} printed {self.said}"
-
-    def execute(self, block: Block) -> str:
-        assert self.python.stdin is not None
-        assert self.python.stdout is not None
-        asked: dict[str, Any] = {
-            "page": str(block.page),
-            "source": self.here(block.text),
-            "folder": str(self.folder),
-        }
-        asked["console"] = block.page.name == "getting-started.md"  # its reader pastes into one session
-        print(json.dumps(asked), file=self.python.stdin, flush=True)
-        done = json.loads(self.python.stdout.readline())
-        assert not done["error"], f"{block}: {done['error']}"
-        return str(done["out"])
 
     def shell(self, block: Block) -> str:
         if any(command[0] == "curl" for command in block.commands) and shutil.which("curl") is None:
@@ -165,33 +154,22 @@ def serve_and_ask(block: Block, folder: Path) -> str:
         return server.log.read_text()
 
 
-@contextlib.contextmanager
-def session(server: Served, folder: Path) -> Iterator[Reader]:
-    command = [sys.executable, "-m", "tests.docs.python_child"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
-    ) as python:
-        yield Reader(server, folder, python)
-        python.kill()  # it would spend two seconds on freeing what it imported
-
-
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     folder = tmp_path_factory.mktemp("docs")
     with (
         serving("demo", folder, "--browser-tool", "offline", *GREEDY) as server,
-        session(server, folder) as made,
+        python_child() as python,
     ):
-        yield made
+        yield Reader(server, folder, python)
 
 
 @pytest.fixture(scope="module")
 def patient_reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     """Has the Python tool, too, whose first start compiles an interpreter."""
     folder = tmp_path_factory.mktemp("docs")
-    with serving("demo", folder, "--tool-server", "demo", *GREEDY) as server, session(server, folder) as made:
-        yield made
+    with serving("demo", folder, "--tool-server", "demo", *GREEDY) as server, python_child() as python:
+        yield Reader(server, folder, python)
 
 
 @pages

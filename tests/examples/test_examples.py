@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from chorale.machine.processes import die_with_parent
+from tests.docs.python_child import Execute, python_child
 from tests.examples.conftest import NAME
 from tests.support.served import Served, free_port, serving
 
@@ -41,54 +41,45 @@ def run(server: Served, *command: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def interpreter(example_server: Served) -> Iterator[subprocess.Popen[str]]:
+def interpreter(example_server: Served) -> Iterator[Execute]:
     """Runs the scripts one after the other: to import the SDKs takes longer than most of them."""
-    environment = {**os.environ, "CHORALE_URL": example_server.url, "OMP_NUM_THREADS": "1"}
-    environment.pop("CHORALE_MODEL", None)
-    command = [sys.executable, "-m", "tests.docs.python_child"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
-        yield process
-        process.kill()  # it would spend a second on its end
+    with python_child(CHORALE_URL=example_server.url) as execute:
+        yield execute
 
 
-def python(interpreter: subprocess.Popen[str], name: str, *arguments: str) -> str:
+def python(interpreter: Execute, name: str, *arguments: str) -> str:
     path = EXAMPLES / name
     source = (
         f"import runpy, sys; sys.path.insert(0, {str(EXAMPLES)!r}); sys.argv = {[str(path), *arguments]!r}\n"
         f"runpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    asked = {"page": name, "source": source, "folder": str(EXAMPLES.parent), "console": False}
-    print(json.dumps(asked), file=interpreter.stdin, flush=True)
-    done = json.loads(interpreter.stdout.readline())
-    assert not done["error"], done["error"] + done["out"]
-    return str(done["out"])
+    return interpreter(name, source, EXAMPLES.parent)
 
 
-def test_offline_batch(interpreter: subprocess.Popen[str]) -> None:
+def test_offline_batch(interpreter: Execute) -> None:
     printed = python(interpreter, "offline_batch.py")
     assert "17 + 25 = 42" in printed
     assert "812 - 345 = 467" in printed
 
 
-def test_streaming_chat(interpreter: subprocess.Popen[str]) -> None:
+def test_streaming_chat(interpreter: Execute) -> None:
     printed = python(interpreter, "streaming_chat.py", "What is 17 + 25?")
     assert re.fullmatch(r"Reasoning: .+\n\nAnswer: 17 \+ 25 = 42\n\[\d+ tokens\]\n", printed, re.DOTALL)
 
 
-def test_function_calls(interpreter: subprocess.Popen[str]) -> None:
+def test_function_calls(interpreter: Execute) -> None:
     printed = python(interpreter, "function_calls.py").splitlines()
     assert printed[0].startswith('get_weather({"city":"Paris"}) = ')
     assert "18" in printed[-1]  # the temperature that the function returned
 
 
-def test_streamed_function_calls(interpreter: subprocess.Popen[str]) -> None:
+def test_streamed_function_calls(interpreter: Execute) -> None:
     printed = python(interpreter, "streamed_function_calls.py").splitlines()
     assert printed[0].startswith('get_weather({"city":"Paris"}) = ')
     assert "18" in printed[-1]
 
 
-def test_conversation(interpreter: subprocess.Popen[str]) -> None:
+def test_conversation(interpreter: Execute) -> None:
     printed = python(interpreter, "conversation.py").splitlines()
     asked = {"What is 17 + 25?": "17 + 25 = 42", "What is 812 - 345?": "812 - 345 = 467"}
     assert printed[:2] == [f"{question} {answer}" for question, answer in asked.items()]
@@ -96,23 +87,23 @@ def test_conversation(interpreter: subprocess.Popen[str]) -> None:
     assert printed[2:] == [f"{role}: {text}" for role, text in stored]
 
 
-def test_file_input(interpreter: subprocess.Popen[str]) -> None:
+def test_file_input(interpreter: Execute) -> None:
     assert python(interpreter, "file_input.py") == "17 + 25 = 42\n"
 
 
-def test_structured_output(interpreter: subprocess.Popen[str]) -> None:
+def test_structured_output(interpreter: Execute) -> None:
     printed = python(interpreter, "structured_output.py")
     assert printed == "Person(name='Anna Berg', age=34, city='Oslo')\n"
 
 
-def test_background(interpreter: subprocess.Popen[str]) -> None:
+def test_background(interpreter: Execute) -> None:
     printed = python(interpreter, "background.py")
     assert re.match(r"left resp_\w+ after event 3\n", printed)
     assert "23 × 17 = 391" in printed
     assert printed.endswith("status: completed\n")
 
 
-def test_mcp_tools(interpreter: subprocess.Popen[str]) -> None:
+def test_mcp_tools(interpreter: Execute) -> None:
     needs("mcp")
     port = free_port()
     command = [sys.executable, str(EXAMPLES / "mcp_tools.py"), "serve", str(port)]
@@ -135,7 +126,7 @@ def test_mcp_tools(interpreter: subprocess.Popen[str]) -> None:
             server.kill()
 
 
-def test_anthropic_messages(interpreter: subprocess.Popen[str]) -> None:
+def test_anthropic_messages(interpreter: Execute) -> None:
     needs("anthropic")
     printed = python(interpreter, "anthropic_messages.py")
     assert re.fullmatch(r"Thinking: .+\n\nAnswer: 17 \+ 25 = 42\n\[\d+ tokens\]\n", printed, re.DOTALL)
@@ -156,7 +147,7 @@ def test_grpo(tmp_path: Path) -> None:
     assert (tmp_path / "chart.svg").read_text().count("<circle") == 2
 
 
-def test_openai_agents(interpreter: subprocess.Popen[str]) -> None:
+def test_openai_agents(interpreter: Execute) -> None:
     needs("agents")
     assert "18" in python(interpreter, "agents/openai_agents.py")
 
