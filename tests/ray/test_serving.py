@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,16 @@ class Served:
         self.url = f"http://127.0.0.1:{port}"
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="x", max_retries=0, timeout=120)
 
-    def asynchronous(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="x", max_retries=0, timeout=120)
+    async def ask_until(self, is_over: Callable[[], bool], max_tokens: int) -> int:
+        """Asks again and again. Returns how often."""
+        count = 0
+        async with openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key="x", max_retries=0, timeout=120
+        ) as client:
+            while not is_over():
+                await client.chat.completions.create(**ASKED, max_tokens=max_tokens)
+                count += 1
+        return count
 
     def deploy(self, wait: bool = True, **more: Any) -> None:
         from ray import serve
@@ -187,17 +195,9 @@ def test_an_update_replaces_all_replicas_and_no_request_fails(served: Served) ->
     before = {each["replica_pid"] for each in served.facts()}
     stopped = False
 
-    async def ask() -> int:
-        count = 0
-        async with served.asynchronous() as client:
-            while not stopped:
-                await client.chat.completions.create(**ASKED, max_tokens=8)
-                count += 1
-        return count
-
     async def scene() -> None:
         nonlocal stopped
-        asking = [asyncio.ensure_future(ask()) for _ in range(3)]
+        asking = [asyncio.ensure_future(served.ask_until(lambda: stopped, 8)) for _ in range(3)]
         await asyncio.to_thread(served.deploy, False, **{"max-num-seqs": 12, "shutdown-timeout": 61})
 
         def replaced() -> bool:
@@ -233,22 +233,15 @@ def test_a_serve_config_can_be_deployed_and_scales_by_ongoing_requests(cluster: 
         made.wait_for("one engine", lambda: made.ready_engines() == 1)
         stopped = False
 
-        async def ask() -> int:
-            count = 0
-            async with made.asynchronous() as client:
-                while not stopped:
-                    await client.chat.completions.create(**ASKED, max_tokens=30)
-                    count += 1
-            return count
-
         async def scene() -> None:
             nonlocal stopped
-            asking = [asyncio.ensure_future(ask()) for _ in range(8)]
+            asking = [asyncio.ensure_future(made.ask_until(lambda: stopped, 30)) for _ in range(8)]
             await asyncio.to_thread(made.wait_for, "a second engine", lambda: len(made.facts()) == 2)
             stopped = True
             await asyncio.gather(*asking)
             stopped = False
-            one = asyncio.ensure_future(ask())  # while the second engine drains and ends
+            # While the second engine drains and ends.
+            one = asyncio.ensure_future(made.ask_until(lambda: stopped, 30))
             await asyncio.to_thread(made.wait_for, "one engine again", lambda: len(made.facts()) == 1)
             stopped = True
             assert await one > 0
