@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.faces import WAYS, ask
 from tests.support.grammar.schema_cases import BIAS, SCHEMAS, obj, valid
-from tests.support.grammar.structured import answering, run
+from tests.support.grammar.structured import answering
 from tests.support.local_client import LocalClient
 from tests.support.server import VOCAB, Server
 
@@ -63,21 +63,18 @@ def fifty() -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_thousand_answers_are_valid(client: LocalClient) -> None:
+async def test_a_thousand_answers_are_valid(client: LocalClient) -> None:
     """50 schemas, about four minutes on one core."""
-    schemas = fifty()
+    schemas, gate = fifty(), asyncio.Semaphore(64)
     assert len(schemas) == 50
 
-    async def main(server: Server) -> None:
-        gate = asyncio.Semaphore(64)
+    async with answering(client) as server:
 
         async def one(number: int) -> None:
             async with gate:
                 await check_answer(server, WAYS[number // 50 % len(WAYS)], schemas[number % 50], number)
 
         await asyncio.gather(*(one(number) for number in range(1000)))
-
-    run(client, main)
 
 
 async def test_a_tool_may_be_called_before_the_answer(client: LocalClient) -> None:

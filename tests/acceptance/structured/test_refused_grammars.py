@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable
 from typing import Any
@@ -15,9 +16,8 @@ from hypothesis import strategies as st
 
 from chorale.errors import RequestError
 from tests.support.grammar.schema_cases import BIAS, NASTY, nested, obj
-from tests.support.grammar.structured import answering, run
+from tests.support.grammar.structured import answering
 from tests.support.local_client import LocalClient
-from tests.support.server import Server
 
 REFUSED: list[tuple[Any, str]] = [
     ({"not": {"type": "string"}}, "not"),
@@ -132,12 +132,13 @@ def test_any_constraint_is_a_400_or_answered(client: LocalClient, way: str) -> N
         asked = fields.get(way, {"structured_outputs": {way: value}})
         messages = [{"role": "user", "content": "hi"}]
 
-        async def main(server: Server) -> None:
+        async def main() -> None:
             body = {"messages": messages, "max_tokens": 2, "logit_bias": BIAS, **asked}
-            response = await server.http.post("/v1/chat/completions", json=body)
+            async with answering(client) as server:
+                response = await server.http.post("/v1/chat/completions", json=body)
             assert response.status_code in (200, 400), (value, response.text)
 
-        run(client, main)
+        asyncio.run(main())
 
     check()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from chorale.measure.bench.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.engine.build import build_engine
 from tests.support.local_client import LocalClient
-from tests.support.server import Server, served, with_server
+from tests.support.server import Server, served
 
 SIZES: dict[str, Any] = {
     "layers": 2,
@@ -38,7 +37,3 @@ def make_client(model: Path | str, **options: Any) -> LocalClient:
 
 def answering(client: Any, **options: Any) -> AbstractAsyncContextManager[Server]:
     return served(client, names=("demo",), system_start_date="2026-01-02", **options)
-
-
-def run(client: Any, main: Callable[[Server], Awaitable[Any]]) -> Any:
-    return with_server(client, main, names=("demo",), system_start_date="2026-01-02")
