@@ -19,7 +19,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.support import ROOT
+
 Execute = Callable[..., str]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.files import load_script
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 # All but the changelog and the laboratory notes, which name files of their time.
 PAGES = [
     *(page for page in sorted(ROOT.glob("*.md")) if page.name != "CHANGELOG.md"),

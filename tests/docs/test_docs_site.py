@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
+
 DOCS = ROOT / "docs"
 UNLISTED = ["decisions/template.md"]  # for those who write a decision, not for readers
 

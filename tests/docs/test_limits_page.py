@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chorale.api.limits import Size
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "limits.md").read_text("utf-8")
 TABLE = PAGE.split("<!-- entry points -->")[1].split("<!-- /entry points -->")[0]
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE.strip().splitlines()[2:]]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.deploy.files import load_script
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DATA: dict[str, Any] = json.loads((ROOT / "docs" / "data" / "speed.json").read_text("utf-8"))
 CASES = [(group["name"], case) for group in DATA["groups"] for case in group["cases"]]
 
