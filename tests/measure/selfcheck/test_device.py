@@ -12,7 +12,7 @@ import torch
 
 from chorale.config.engine import EngineConfig
 from chorale.kernels.cpu.library import library
-from chorale.kernels.ops import AttentionMeta, AttentionShape
+from chorale.kernels.ops import AttentionMeta, AttentionShape, SamplingInputs
 from chorale.kernels.reference import attention, moe
 from chorale.kernels.reference import ops as reference_ops
 from chorale.kernels.reference.ops import REFERENCE_OPS
@@ -250,8 +250,8 @@ def test_reserved_ids_are_no_alternatives_and_no_choices(
 def _temperature_twice(patch: pytest.MonkeyPatch) -> None:
     right = ReferenceSampler.drawn
 
-    def drawn(self: Any, scores: Any, keys: Any, temperature: torch.Tensor, *others: Any) -> torch.Tensor:
-        return right(self, scores, keys, temperature**2, *others)
+    def drawn(self: Any, scores: Any, given: SamplingInputs, needs: Any) -> torch.Tensor:
+        return right(self, scores, replace(given, temperature=given.temperature**2), needs)
 
     patch.setattr(ReferenceSampler, "drawn", drawn)
 
