@@ -63,10 +63,10 @@ def holders() -> dict[str, frozenset[tuple[Path | None, str]]]:
             if path is None:
                 fields[holder].add(name)
     for path, node in nodes()[ast.Assign]:
-        if isinstance(node.targets[0], ast.Name):
+        if isinstance(node.targets[0], ast.Name | ast.Attribute):
             for term in set(map(terminal, ast.walk(node.value))):
                 for name in {term, *returning.get(term, ()), *fields.get(term, ())}:
-                    found[name].add((path, node.targets[0].id))
+                    found[name].add((path, terminal(node.targets[0])))
     return {name: frozenset(sources) for name, sources in found.items()}
 
 
