@@ -294,6 +294,21 @@ async def test_a_prompt_that_cannot_begin_ends_the_stream_of_all() -> None:
         assert len(server.client.aborted) == 2
 
 
+class Dying(ScriptedClient):
+    """Its engine dies before it gets the prompt [6]."""
+
+    def submit(self, request: Any) -> Any:
+        if request.prompt_token_ids == [6]:
+            raise EngineDeadError("gone")
+        return super().submit(request)
+
+
+async def test_what_was_reserved_for_prompts_that_never_began_is_released() -> None:
+    async with served(Dying(lambda request, index: Script(ids("Hello"), hang=True))) as server:
+        assert (await server.complete([[5], [6]])).status_code == 503
+        assert not server.client.reserved
+
+
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.integers(0, 201087), max_size=30),
