@@ -15,11 +15,10 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
-from mcp import ClientSession
-from mcp.client.streamable_http import streamable_http_client
 
 from chorale.harmony.messages import ToolNamespace
 from chorale.tools.contract import (
@@ -149,7 +148,10 @@ async def our_server(name: ServerName) -> AsyncIterator[int]:
 
 
 @contextlib.asynccontextmanager
-async def official_client(name: ServerName) -> AsyncIterator[ClientSession]:
+async def official_client(name: ServerName) -> AsyncIterator[Any]:
+    from mcp import ClientSession  # with the next one 1 s of CPU, in one of the workers
+    from mcp.client.streamable_http import streamable_http_client
+
     async with (
         our_server(name) as port,
         streamable_http_client(f"http://127.0.0.1:{port}/mcp") as streams,
