@@ -18,8 +18,10 @@ def test_synthetic_acceptance_is_labelled(folder: Path, caplog: pytest.LogCaptur
     """It is for measurements: drafts of a random head are accepted as often as the profile says."""
     config = {"method": "synthetic", "acceptance": [0.9, 0.8]}
     with caplog.at_level(logging.WARNING), LLM(folder, **ENGINE, speculative_config=config) as llm:
-        llm.generate("one two three", SamplingParams(max_tokens=12, ignore_eos=True))
-        assert llm._engine.stats.num_accepted_tokens > 0  # type: ignore[union-attr]
+        llm.generate("one two three", SamplingParams(max_tokens=300, ignore_eos=True, seed=1))
+        stats = llm._engine.stats  # type: ignore[union-attr]
+        rates = [accepted / stats.num_drafts for accepted in stats.accepted_per_position]
+        assert rates == pytest.approx([0.9, 0.8], abs=0.08)
     assert "the output has no meaning" in caplog.text
 
 
