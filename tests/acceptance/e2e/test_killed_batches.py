@@ -92,8 +92,13 @@ def check(number: int, batch: dict[str, Any], output: list[Any], errors: list[An
     assert batch["usage"]["output_tokens"] == sum(used)
 
 
-def killed(folder: Path, number: int, num_kills: int, seed: int = 7) -> tuple[float, int]:
-    """Runs a batch with kills. Returns the seconds it took and the number of kills while it was running."""
+def killed(
+    folder: Path, number: int, num_kills: int, concurrency: int | None = None, seed: int = 7
+) -> tuple[float, int]:
+    """Runs a batch with kills. Returns the seconds it took and the number of kills while it was running.
+
+    ``concurrency``: lines that run at a time; few, so that a small batch is not over before a kill.
+    """
     rng, store, port = random.Random(seed), str(folder / "store.sqlite3"), free_port()
     began, num_met, batch_id = time.monotonic(), 0, ""
     # Each kill comes at a random moment within its share of the lines; the last share has no kill.
@@ -122,7 +127,7 @@ def killed(folder: Path, number: int, num_kills: int, seed: int = 7) -> tuple[fl
             assert len(listed) == 3  # no files of earlier attempts are left
 
     while marks:
-        with started(store, port) as server:
+        with started(store, port, batch_max_concurrency=concurrency) as server:
             while marks:
                 of_engine = rng.random() < 0.3
                 asyncio.run(until_kill(marks.pop(0), of_engine, server))
@@ -134,7 +139,7 @@ def killed(folder: Path, number: int, num_kills: int, seed: int = 7) -> tuple[fl
 
 
 def test_each_line_ends_in_one_file_once(tmp_path: Path) -> None:
-    _, num_met = killed(tmp_path, 300, 2)
+    _, num_met = killed(tmp_path, 300, 2, concurrency=8)
     assert num_met == 2
 
 
