@@ -97,7 +97,8 @@ def read_profiler(given: Any, shown: str) -> ProfilerConfig | None:
     config = read_object(given, ProfilerConfig, shown, '{"profiler": "torch", "torch_profiler_dir": "/tmp"}')
     folder = Path(config.torch_profiler_dir)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if folder.is_absolute():
+            folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{shown}: {error}") from None
     if not folder.is_absolute() or not os.access(folder, os.W_OK):

@@ -118,3 +118,4 @@ def test_each_rank_writes_a_trace(folder: Path, tmp_path: Path, size: int) -> No
 def test_profiler_settings_that_cannot_work_are_refused(given: Any) -> None:
     with pytest.raises(ConfigError):
         read_profiler(given, "--profiler-config")
+    assert not Path("relative").exists()
