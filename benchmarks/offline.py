@@ -108,7 +108,7 @@ def main() -> None:
 
 
 def machine(engine: str) -> dict[str, str]:
-    # Of a package that is installed twice, Python imports the first one.
+    # If a package is installed twice, Python imports the first one.
     found = reversed(list(distributions()))
     packages = {each.name: each.version for each in found if each.name in ("torch", "triton")}
     numbers = {"Python": platform.python_version()} | packages

@@ -144,7 +144,7 @@ async def _stream(state: ServerState, answer: Answer, direct: Direct) -> AsyncGe
                 if data:
                     has_sent = True
                     yield data
-    except ChoraleError as error:  # one of several turns could not begin
+    except ChoraleError as error:  # a turn could not begin; others may have sent text
         if not has_sent:
             raise
         yield answer.error(error)

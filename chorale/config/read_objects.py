@@ -41,7 +41,7 @@ def known_keys(given: Any, known: Collection[str], shown: str, example: str) -> 
 
 
 def convert(values: Mapping[str, Any], kind: type[T], shown: str, *, strict: bool = False) -> T:
-    """Returns ``values`` as a ``kind``. Raises ``ConfigError`` that names the wrong one.
+    """Returns ``values`` as a ``kind``. Raises ``ConfigError``, which names the key whose value is wrong.
 
     Unless ``strict``, "4" is a number, as in vLLM.
     """

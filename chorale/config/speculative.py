@@ -24,7 +24,7 @@ class SpeculativeConfig:
     """The way in which tokens are drafted. ``read_speculative`` checks the values."""
 
     method: Method
-    num_speculative_tokens: Annotated[int, Meta(ge=1, le=MOST_DRAFT_TOKENS)]  # maximum per row and step
+    num_speculative_tokens: Annotated[int, Meta(ge=1, le=MOST_DRAFT_TOKENS)]  # at most, per row and step
     model: str | None = None  # folder or hub id of the head; None with synthetic acceptance: a random head
     parallel_drafting: bool | None = None  # whether the head must be P-EAGLE's; None: its files say it
     revision: str | None = None
@@ -32,7 +32,7 @@ class SpeculativeConfig:
     draft_tensor_parallel_size: Length | None = None  # 1 or the model's size; the head is replicated
     prompt_lookup_min: Length = USUAL_NGRAM  # ngram: tokens of the shortest and the longest match
     prompt_lookup_max: Length = USUAL_NGRAM
-    suffix_decoding_max_tree_depth: Annotated[int, Meta(ge=2, le=1024)] = 24  # tokens of the longest match
+    suffix_decoding_max_tree_depth: Annotated[int, Meta(ge=2, le=1024)] = 24  # longest match, in tokens
     # 0: other answers are not looked up
     suffix_decoding_max_cached_requests: Annotated[int, Meta(ge=0, le=2**31)] = 10_000
     # Draft tokens for each token of the match.

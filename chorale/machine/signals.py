@@ -46,8 +46,8 @@ def _leave(number: int, _: FrameType | None) -> None:
 
 
 def _signal_again(ignored: sys.UnraisableHookArgs) -> None:
-    """Sends the signal again whose exception was raised in a destructor or a weak reference's callback, where
-    Python ignores exceptions."""
+    """Sends a signal again after its exception was lost: Python ignores exceptions that are raised in a
+    destructor or in the callback of a weak reference."""
     if not isinstance(ignored.exc_value, _SignalExit):
         sys.__unraisablehook__(ignored)
         return

@@ -103,7 +103,7 @@ def _read_header(path: Path, file: BinaryIO) -> dict[str, Any]:
         with safe_open(path, "np"):
             header: dict[str, Any] = json.loads(file.read(length))
             return header
-    except SafetensorError as fault:  # it may quote the header
+    except SafetensorError as fault:  # its message may quote the header
         raise CheckpointError(f"{path}: not a whole safetensors file: {str(fault)[:200]!r}") from fault
 
 

@@ -183,7 +183,7 @@ async def test_the_sealed_reasoning_of_a_request_is_limited(monkeypatch: pytest.
         assert (status, body["error"]["param"]) == (400, "input[1].encrypted_content")
 
 
-# --------------------------------------------------------------------------- limits of sealed text
+# --------------------------------------------------------------------------- size after unsealing
 
 BOMB = "chorale1." + base64.b64encode(zlib.compress(b"a" * (MAX_BYTES - 1), 9)).decode()
 

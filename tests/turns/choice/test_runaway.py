@@ -123,6 +123,6 @@ def test_equal_calls_are_counted_by_their_results() -> None:
 def test_the_checkpoints_default_bounds_a_summary() -> None:
     info = EngineInfo(model="m", max_model_len=131072, max_num_seqs=4)
     small = msgspec.structs.replace(info, default_sampling={"max_new_tokens": 300.0})
-    spec = SamplingSpec(max_tokens=5)  # the request's own limit is not the summary's
+    spec = SamplingSpec(max_tokens=5)  # the limit of the request does not apply to its summary
     for each, expected in ((info, MAX_TOKENS), (small, 300)):
         assert most_tokens(each) == sampling_of_pass(spec, each, 1000).max_tokens == expected
