@@ -13,7 +13,7 @@ end's choice (the reference: float32).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -364,6 +364,10 @@ class Ops:
     # pack_linear for the attention's output projection. None: the same function
     pack_output: Callable[[torch.Tensor, torch.Tensor | None], Any] | None = None
 
+    # (pack_linear or pack_head) -> the same, with a smaller copy of the weights for few tokens, if the ops
+    # have kernels for it. None: they have none.
+    pack_compact: Callable[[Any], Any] | None = None
+
     # lm_head returns the logits of the whole vocabulary on every rank.
     has_whole_logits: bool = False
 
@@ -400,3 +404,15 @@ class Ops:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.detail})" if self.detail else self.name
+
+
+def with_compact(ops: Ops) -> Ops:
+    """Return ops whose ``pack_linear`` and ``pack_head`` include ``pack_compact``."""
+    compact = ops.pack_compact
+    if compact is None:
+        return ops
+    return replace(
+        ops,
+        pack_linear=lambda weight, bias: compact(ops.pack_linear(weight, bias)),
+        pack_head=lambda weight: compact(ops.pack_head(weight)),
+    )

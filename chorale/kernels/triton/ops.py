@@ -14,6 +14,7 @@ from chorale.kernels.triton import invariant
 from chorale.kernels.triton.attention.decode import attention
 from chorale.kernels.triton.attention.invariant import attention as invariant_attention
 from chorale.kernels.triton.attention.plan import plan_attention
+from chorale.kernels.triton.dense.compact import pack_compact
 from chorale.kernels.triton.dense.draft import TRITON_DRAFT_OPS
 from chorale.kernels.triton.dense.host_rows import HostRows, pack_host_rows
 from chorale.kernels.triton.dense.linear import Linear, pack_head, pack_linear, project_head
@@ -55,6 +56,7 @@ _PLAIN_OPS = Ops(
     pack_router=pack_router,
     pack_experts=pack_experts,
     pack_head=pack_head,
+    pack_compact=pack_compact,
     make_sampler=make_sampler,
     decode_inputs=decode_inputs,
     verify_inputs=verify_inputs,
@@ -72,6 +74,7 @@ TRITON_OPS = replace(_PLAIN_OPS, lora=lora_ops(_PLAIN_OPS))
 
 _INVARIANT = replace(
     _PLAIN_OPS,
+    pack_compact=None,
     qkv_rope_cache=invariant.qkv_rope_cache,
     attention=invariant_attention,
     project_and_route=invariant.project_and_route,

@@ -123,3 +123,13 @@ def test_no_path_of_nvidia_is_taken_on_an_amd_gpu(architecture: str, monkeypatch
     finally:
         for cache in caches:
             cache.cache_clear()
+
+
+def test_ops_pack_compact_rows_only_if_they_can() -> None:
+    from chorale.kernels.ops import with_compact
+    from chorale.kernels.reference.ops import REFERENCE_OPS
+
+    assert with_compact(REFERENCE_OPS) is REFERENCE_OPS
+    ops = with_compact(replace(REFERENCE_OPS, pack_compact=lambda packed: (packed, "compact")))
+    assert ops.pack_linear(torch.ones(2, 2), None)[1] == "compact"
+    assert ops.pack_head(torch.ones(2, 2))[1] == "compact"

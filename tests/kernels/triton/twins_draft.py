@@ -162,7 +162,7 @@ def test_one_kernel(tokens: int) -> None:
     """The products of few tokens in bfloat16: PTX, which here a program executes."""
     if DEVICE == "cpu":
         skinny_machine.install()
-    tile = tuning.SkinnyConfig(2, 4, 1, 3, 2)
+    tile = tuning.SkinnyConfig(2, 4, 6, 2)
     hidden, inter, heads, dim, block = 96, 40, 4, 32, 16
     x, norm = randn(tokens, hidden, seed=1), 1 + randn(hidden, seed=2) / 4
     gate, up = ((randn(inter, hidden, seed=n) / 8).bfloat16() for n in (3, 4))
@@ -181,7 +181,8 @@ def test_one_kernel(tokens: int) -> None:
     expected = torch.zeros(found.shape, device=DEVICE)
     q = torch.zeros(tokens, heads, dim, dtype=torch.bfloat16, device=DEVICE)
     sizes = {"NUM_Q": heads, "NUM_KV": 2, "D": dim, "KV_BLOCK": block}
-    skinny_fused.qkv(normed, None, weight, bias, 0.0, rope, meta.slots[0], q, found, sizes, tile)
+    linear = TRITON_OPS.pack_linear(weight, bias)
+    skinny_fused.qkv(normed, None, linear, 0.0, rope, meta.slots[0], q, found, sizes, tile)
     packed = REFERENCE_OPS.pack_linear(weight.float(), bias.float())
     plan = REFERENCE_OPS.plan_attention(meta, shape, block)
     exact = plain.qkv_rope_cache(normed.float(), packed, LayerCache(plan, 0, expected, rope))
@@ -191,7 +192,8 @@ def test_one_kernel(tokens: int) -> None:
     for some in (bias, None):
         residual, exact = randn(tokens, rows, seed=9), normed.float() @ weight.float().t()
         exact += residual if some is None else residual + some.float()
-        check(skinny_fused.project(normed, weight, some, residual, tile), exact, torch.bfloat16)
+        linear = TRITON_OPS.pack_linear(weight, some)
+        check(skinny_fused.project(normed, linear, residual, tile), exact, torch.bfloat16)
 
 
 @pytest.mark.parametrize("splits", [4, 1])

@@ -161,10 +161,11 @@ class Warp:
         wide = name == "mad.wide.s32"
         self.set(to, product.view(np.uint64) + self.get(c), "64" if wide else "32")
 
-    def shf(self, _name: str, operands: list[str], _: Lanes) -> None:
+    def shf(self, name: str, operands: list[str], _: Lanes) -> None:
         to, low, high, by = operands
         both = self.get(high) << np.uint64(32) | self.get(low)
-        self.set(to, (both << self.get(by)) >> np.uint64(32))
+        right = name.startswith("shf.r")
+        self.set(to, both >> self.get(by) if right else (both << self.get(by)) >> np.uint64(32))
 
     def lop3(self, _name: str, operands: list[str], _: Lanes) -> None:
         to, *inputs, table = operands

@@ -27,7 +27,7 @@ from chorale.kernels.triton.dense.linear import (
 )
 from chorale.kernels.triton.dense.norm import in_fours, norm_parts, normed_row
 from chorale.kernels.triton.dense.qkv import rotate_and_cache
-from chorale.kernels.triton.dense.skinny import parts, project_few, whole
+from chorale.kernels.triton.dense.skinny import parts, whole
 from chorale.kernels.triton.dense.skinny_fused import fits
 from chorale.kernels.triton.kv_elements import kernel_view, store_pairs
 from chorale.kernels.triton.launch import dependent, is_amd, wait_for_previous
@@ -195,7 +195,7 @@ def linear(x: torch.Tensor, norms: torch.Tensor | None, eps: float, packed: Line
     tokens, rows = x.shape[0], packed.weight.shape[0]
     if 1 < tokens <= tuning.SKINNY_TOKENS:
         zeros = torch.zeros(tokens, rows, dtype=torch.float32, device=x.device)
-        return project_few(x, packed.weight, packed.bias, zeros)
+        return dense.project_add(x, packed, zeros)
     one = tokens == 1
     y = stream_row(x, packed.weight, tuning.STREAM_ROW) if one else float32_product(x, packed.weight)
     return y if packed.bias is None else y.add_(packed.bias)
@@ -224,7 +224,7 @@ def qkv_rope_cache(normed: torch.Tensor, packed: Linear, cache: LayerCache) -> t
         shape, slots = cache.plan.shape, cache.plan.meta.slots[cache.group]
         q = normed.new_empty(tokens, shape.num_heads, shape.head_dim, dtype=weight.dtype)
         skinny_fused.qkv(
-            normed, None, weight, packed.bias, 0.0, cache.rope, slots, q, kernel_view(cache.kv),
+            normed, None, packed, 0.0, cache.rope, slots, q, kernel_view(cache.kv),
             cache.plan.sizes, tile,
         )  # fmt: skip
         return q
@@ -241,7 +241,7 @@ def project_add(y: torch.Tensor, packed: Linear, x: torch.Tensor) -> torch.Tenso
     tokens, depth = y.shape
     tile = tuning.skinny_output(tokens) if depth > tuning.RESIDENT_DEPTH else None
     if tile is not None and fits(tile, y, packed.weight):
-        return skinny_fused.project(y.to(packed.weight.dtype), packed.weight, packed.bias, x, tile)
+        return skinny_fused.project(y.to(packed.weight.dtype), packed, x, tile)
     if tokens == 1 and depth > tuning.RESIDENT_DEPTH and packed.bias is None:
         return stream_row(y.to(packed.weight.dtype), packed.weight, tuning.STREAM_ROW, x)
     if 0 < tokens <= tuning.SKINNY_TOKENS:

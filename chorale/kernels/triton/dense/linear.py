@@ -7,24 +7,16 @@ in flight before it waits for its input. For many rows (the head), a loop keeps 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
 from chorale.kernels.triton import tuning
-from chorale.kernels.triton.dense.skinny import project_few, whole
+from chorale.kernels.triton.dense import skinny_fused
+from chorale.kernels.triton.dense.compact import Linear as Linear
+from chorale.kernels.triton.dense.skinny import add_parts, parts, whole
 from chorale.kernels.triton.launch import dependent, is_amd, is_nvidia, wait_for_previous
 from chorale.kernels.triton.tuning import Tile
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """y = x weight^T + bias, in the weight's dtype."""
-
-    weight: torch.Tensor  # [N, K] contiguous
-    bias: torch.Tensor | None  # [N]
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
@@ -138,14 +130,20 @@ def chunk_of(depth: int) -> int:
 def project_add(x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torch.Tensor:
     """residual [T, N] float32 += x [T, K] weight^T + bias, T <= ``SKINNY_TOKENS``; returns residual."""
     x = x.to(linear.weight.dtype)
+    tile = skinny_fused.shape_of(x, linear, tuning.skinny_output, tuning.compact_output)
+    if tile is not None:
+        return skinny_fused.project(x, linear, residual, tile)
     if x.shape[0] > 1:
-        return project_few(x, linear.weight, linear.bias, residual)
+        return add_parts(parts(x, linear.weight), linear.bias, residual)
     _project_row(x, linear, residual, add=True)
     return residual
 
 
 def project_row(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     """x [1, K] weight^T + bias -> [1, N] float32."""
+    tile = skinny_fused.shape_of(x, linear, skinny_fused.no_shape, tuning.compact_output)
+    if tile is not None:
+        return skinny_fused.project(x.to(linear.weight.dtype), linear, None, tile)
     out = torch.empty(1, linear.weight.shape[0], dtype=torch.float32, device=x.device)
     _project_row(x.to(linear.weight.dtype), linear, out, add=False)
     return out
@@ -171,6 +169,9 @@ def float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def project_head(x: torch.Tensor, head: Linear) -> torch.Tensor:
     """x [T, K] in the weight's dtype -> x weight^T [T, N] float32."""
     weight = head.weight
+    tile = skinny_fused.shape_of(x, head, skinny_fused.no_shape, tuning.compact_head)
+    if tile is not None:
+        return skinny_fused.project(x, head, None, tile)
     if 1 < x.shape[0] <= tuning.SKINNY_TOKENS and x.dtype == torch.bfloat16 and not is_amd(x.device):
         return whole(x, weight)
     if x.shape[0] != 1:

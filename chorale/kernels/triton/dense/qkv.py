@@ -173,9 +173,8 @@ def qkv_rope_cache(
 ) -> torch.Tensor:
     plan: AttentionPlan = cache.plan
     shape, linear, tokens = plan.shape, weights.linear, x.shape[0]
-    tile = tuning.skinny_qkv(tokens)
-    is_fused = tile is not None and skinny_fused.fits(tile, x, linear.weight)
-    if tokens > 1 and not is_fused:
+    tile = skinny_fused.shape_of(x, linear, tuning.skinny_qkv, tuning.compact_qkv)
+    if tokens > 1 and tile is None:
         if tokens <= tuning.SKINNY_TOKENS:
             return rotate_and_cache(parts(x, linear.weight, weights.norm), linear, cache, x, eps)
         if normed is None:
@@ -184,7 +183,7 @@ def qkv_rope_cache(
     dim, heads = shape.head_dim, shape.num_heads + 2 * shape.num_kv_heads
     q = torch.empty(tokens, shape.num_heads, dim, dtype=linear.weight.dtype, device=x.device)
     places = cache.rope, plan.meta.slots[cache.group], q, kernel_view(cache.kv)
-    if tokens == 1:
+    if tokens == 1 and linear.compact is None:
         row = tuning.QKV_ROW
         pairs = min(row.rows, dim // 2)
         _one_kernel[(heads * (dim // 2 // pairs),)](
@@ -193,7 +192,7 @@ def qkv_rope_cache(
             num_warps=row.num_warps, **dependent(x),
         )  # fmt: skip
     elif tile is not None and tokens:
-        skinny_fused.qkv(x, weights.norm, linear.weight, linear.bias, eps, *places, plan.sizes, tile)
+        skinny_fused.qkv(x, weights.norm, linear, eps, *places, plan.sizes, tile)
     return q
 
 

@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.triton import tuning
-from chorale.kernels.triton.dense import skinny_fused
 from chorale.kernels.triton.launch import dependent, tuning_of, wait_for_previous
 from chorale.kernels.triton.tuning import Tile
 
@@ -107,16 +106,6 @@ def _parts(
         SPLITS=splits, STAGES=tile.num_stages, num_warps=tile.num_warps, **dependent(x),
     )  # fmt: skip
     return out
-
-
-def project_few(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
-) -> torch.Tensor:
-    """residual [T, N] float32 += x [T, K] weight^T + bias, 2 <= T <= 16, x in the weight's dtype."""
-    tile = tuning.skinny_output(x.shape[0])
-    if tile is not None and skinny_fused.fits(tile, x, weight):
-        return skinny_fused.project(x, weight, bias, residual, tile)
-    return add_parts(parts(x, weight), bias, residual)
 
 
 def add_parts(some: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
