@@ -10,6 +10,7 @@ import pytest
 import torch
 
 if torch.cuda.is_available():
+    from tests.kernels.triton.dense.twins_compact import *  # noqa: F403
     from tests.kernels.triton.draft_twins import *  # noqa: F403
     from tests.kernels.triton.filter_twins import *  # noqa: F403
     from tests.kernels.triton.lora.twins_lora import *  # noqa: F403

@@ -37,7 +37,7 @@ def interpret(*twins: str, every: int = 1) -> None:
 
 TWINS = (
     *("twins.py", "twins_large.py", "twins_e4m3.py", "twins_experts.py", "twins_draft.py"),
-    *("dense/twins_invariant.py", "lora/twins_lora.py", "reduce/twins_ranks.py"),
+    *("dense/twins_compact.py", "dense/twins_invariant.py", "lora/twins_lora.py", "reduce/twins_ranks.py"),
 )
 STEP_TWINS = ("step_twins.py", "filter_twins.py", "draft_twins.py", "page_twins.py")
 
