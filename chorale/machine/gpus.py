@@ -141,7 +141,9 @@ def kind_of(model: GpuModel) -> Kind:
 def hardware_of(model: GpuModel) -> Hardware:
     """Returns the hardware description of an idle GPU."""
     total = model.memory * MIB
-    return Hardware(kind_of(model), model.name, total, total - DRIVER_BYTES)
+    kind = kind_of(model)
+    capability = int(model.architecture.removeprefix("sm_")) if kind == "cuda" else 0
+    return Hardware(kind, model.name, total, total - DRIVER_BYTES, capability=capability)
 
 
 def is_gpu(name: str) -> bool:

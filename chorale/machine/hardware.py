@@ -35,6 +35,7 @@ class Hardware:
     free_bytes: int
     label: str = ""  # an NVIDIA GPU's number, name, UUID and PCI address, for messages; else ""
     uuid: str = ""  # as nvidia-smi writes it; "": unknown
+    capability: int = 0  # compute capability of an NVIDIA GPU, 90 for 9.0; 0: unknown, or another device
 
     @property
     def decodes_experts(self) -> bool:

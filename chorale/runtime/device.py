@@ -261,7 +261,8 @@ def open_device(
     with explained("the device cannot be opened", label):
         module.set_device(rank)
         free, total = module.mem_get_info(rank)
-    hardware = Hardware(platform.kind, properties.name, total, free, label, uuid)
+    capability = 10 * properties.major + properties.minor if platform is CUDA else 0
+    hardware = Hardware(platform.kind, properties.name, total, free, label, uuid, capability)
     if platform is NPU:
         return NpuDevice(hardware, torch.device("npu", rank))
     return CudaDevice(hardware, torch.device("cuda", rank))

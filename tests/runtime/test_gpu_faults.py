@@ -111,8 +111,9 @@ class StandIn:
 
     def get_device_properties(self, number: int) -> Any:
         return SimpleNamespace(
-            name=self.names[number], uuid="1a2b", pci_domain_id=0, pci_bus_id=27 + number, pci_device_id=0
-        )
+            name=self.names[number], uuid="1a2b", pci_domain_id=0, pci_bus_id=27 + number, pci_device_id=0,
+            major=9, minor=0,
+        )  # fmt: skip
 
     def set_device(self, number: int) -> None:
         if self.broken:
@@ -128,6 +129,7 @@ def test_a_device_has_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(device, CudaDevice)
     assert device.hardware.label == "GPU 1 (NVIDIA H200, GPU-1a2b, 00000000:1c:00.0)"
     assert device.hardware.uuid == "GPU-1a2b"
+    assert device.hardware.capability == 90
 
 
 def test_an_amd_gpu_gets_no_advice_about_nvidias_tools(monkeypatch: pytest.MonkeyPatch) -> None:

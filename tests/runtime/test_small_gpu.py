@@ -58,7 +58,7 @@ def test_20b_fits_into_15_gib_of_a_larger_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "size", "blocks"), [("h100", "20b", 36673), ("h100", "120b", 2535), ("h200", "20b", 74830)]
+    ("gpu", "size", "blocks"), [("h100", "20b", 35512), ("h100", "120b", 2535), ("h200", "20b", 73669)]
 )
 def test_gpus_with_enough_memory_keep_their_sizes(gpu: str, size: str, blocks: int) -> None:
     found = decide(gpu, size)
@@ -125,3 +125,28 @@ def test_other_kernels_than_tritons_do_not_read_host_memory() -> None:
     asked = EngineConfig(cpu_offload_params=("embedding",))
     with pytest.raises(ConfigError, match="Triton"):
         resolve(asked, MODELS["20b"], hardware_of(find_gpu("h100")), can_capture=False)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "size", "asked", "is_made"),
+    [
+        ("h200", "20b", {}, True),
+        ("h200", "120b", {}, True),
+        ("h100", "120b", {}, False),  # a sixth of what is left
+        ("a100-80gb", "20b", {}, False),  # whose kernels read bfloat16
+        ("h200", "20b", {"batch_invariant": True}, False),
+        ("h200", "20b", {"dtype": "float32"}, False),
+        ("h200", "20b", {"gpu_memory_utilization": 0.25}, False),
+    ],
+)
+def test_dense_weights_get_a_small_copy_if_there_is_room(
+    gpu: str, size: str, asked: dict[str, Any], is_made: bool
+) -> None:
+    assert decide(gpu, size, **asked).compact is is_made
+
+
+def test_a_pool_that_only_fits_without_the_copy_is_allocated() -> None:
+    most = decide("h200", batch_invariant=True).limits.num_blocks
+    asked = decide("h200", num_gpu_blocks_override=most)
+    assert (asked.compact, asked.limits.num_blocks) == (False, most)
+    assert asked.limits.max_num_seqs == 1024

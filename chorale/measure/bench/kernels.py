@@ -21,7 +21,9 @@ from chorale.kernels.ops import (
     LayerCache,
     Ops,
     Routed,
+    with_compact,
 )
+from chorale.kernels.triton.tuning import SKINNY_TOKENS
 from chorale.measure.bench.checkpoint_writer import RandomSource
 from chorale.measure.bench.gpu_time import graph_seconds
 from chorale.measure.steps import PagedSequences
@@ -59,7 +61,7 @@ def measure_kernels(
 
     rows = []
     with torch.inference_mode():
-        bench = Bench(shape, layers, TRITON_OPS)
+        bench = Bench(shape, layers, with_compact(TRITON_OPS))
         for batch in batches:
             for name, work, count, cost in bench.cases(batch, context):
                 seconds = graph_seconds(work) / count
@@ -144,8 +146,11 @@ class Bench:
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         seen = min(context, config.sliding_window)
 
+        has_compact = batch <= SKINNY_TOKENS and getattr(self._head, "compact", None) is not None
+        weight = 1.5 if has_compact else 2
+
         def product(n: int, k: int) -> Cost:
-            return Cost(n * k * 2 + batch * (n + k) * 2, 2.0 * batch * n * k)
+            return Cost(n * k * weight + batch * (n + k) * 2, 2.0 * batch * n * k)
 
         def attention(keys: int) -> Cost:
             return Cost(batch * keys * 4 * kv_heads * _D, 4.0 * batch * keys * heads * _D)

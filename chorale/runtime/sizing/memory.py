@@ -85,6 +85,16 @@ def weight_bytes(model: ModelConfig, dtype: str, *, decoded: bool = False, int8:
     return experts // 2 + experts // MXFP4_GROUP + int(dense * each) + embedding * DTYPE_BYTES[dtype]
 
 
+def compact_bytes(model: ModelConfig) -> int:
+    """Return the bytes of the smaller copy of QKV, output projection and head: 12 bits per weight and a scale
+    per row (``kernels/triton/dense/compact.py``)."""
+    query, key = (n * model.head_dim for n in (model.num_attention_heads, model.num_key_value_heads))
+    rows, hidden = query + 2 * key, model.hidden_size
+    scales = model.num_hidden_layers * (rows + hidden) + model.vocab_size
+    weights = model.num_hidden_layers * (rows + query) * hidden + model.vocab_size * hidden
+    return weights * 3 // 2 + scales * 4
+
+
 def slot_bytes(model: ModelConfig, rank: int, dtype: str) -> int:
     """Return the bytes of a GPU's slot for a LoRA adapter (``kernels/triton/lora/slots.py``): of all
     products, with biases, and of the head."""
@@ -131,13 +141,15 @@ def head_activation_bytes(head: HeadConfig, num_tokens: int, num_rows: int) -> i
     return (states + inner + 2 * num_rows * head.draft_vocab_size) * 4
 
 
-def token_bytes(model: ModelConfig, dtype: str) -> int:
-    """Return the bytes of weights that one token reads: all except the embedding and unchosen experts."""
+def token_bytes(model: ModelConfig, dtype: str, *, compact: bool = False) -> int:
+    """Return the bytes of weights that one token reads: all except the embedding and unchosen experts.
+    ``compact``: some have a copy of 12 bits instead of 16."""
     chosen = model.num_hidden_layers * model.num_experts_per_tok * 3 * model.hidden_size
     idle = model.num_expert_parameters - chosen * model.intermediate_size
     packed = DTYPE_BYTES[dtype] if model.dense_experts else 0.5 + 1 / MXFP4_GROUP
     embedding = model.vocab_size * model.hidden_size * DTYPE_BYTES[dtype]
-    return weight_bytes(model, dtype) - int(idle * packed) - embedding
+    saved = compact_bytes(model) // 3 if compact else 0
+    return weight_bytes(model, dtype) - int(idle * packed) - embedding - saved
 
 
 def activation_bytes(model: ModelConfig, num_tokens: int, num_rows: int, dtype: str) -> int:

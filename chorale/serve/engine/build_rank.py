@@ -18,7 +18,7 @@ from chorale.errors import ConfigError
 from chorale.kernels import select_ops
 from chorale.kernels.adapters import SlotSizes
 from chorale.kernels.cpu.library import library
-from chorale.kernels.ops import Ops, Precision, StepSizes
+from chorale.kernels.ops import Ops, Precision, StepSizes, with_compact
 from chorale.kernels.triton.precompile.pool import CompilePool
 from chorale.model.checkpoint import with_kv_scales
 from chorale.model.config import ModelConfig
@@ -121,6 +121,7 @@ def build_rank(
         can_overlap=device.overlap,
         can_capture=device.can_capture and ops.capturable,
         supports_fp8_kv=ops.supports_fp8_kv,
+        supports_compact=ops.pack_compact is not None,
         precision=precision if ops.name == "cpu" else None,
     )
     resolved = note_poorest(rank_device, resolve_with(rank_device.hardware), resolve_with)
@@ -145,7 +146,7 @@ def build_rank(
             own = ops_over_peers(config, own, sizes, device.torch_device) or own
         return DryRank(rank.silent, own)
 
-    ops = peers or ops
+    ops = with_compact(peers or ops) if resolved.compact else peers or ops
     grammars.warm()  # runs concurrently with loading
     adapters = adapter_store(config, model_config, ops, resolved, device, rank)
     memory = rank_memory(config, folder, model_config, rank_device, ops, resolved, grammars, phases, adapters)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from chorale.config.engine import EngineConfig
 from chorale.errors import ChoraleError, ConfigError
+from chorale.kernels.ops import with_compact
 from chorale.kernels.triton.precompile import pool
 from chorale.machine.hardware import Hardware, cpu_count, why_no_cuda
 from chorale.model.config import ModelConfig
@@ -119,6 +120,7 @@ def shapes_of(config: EngineConfig, model_config: ModelConfig, target: Target, r
     ops = shared_ops(rank) if rank else triton_ops(batch_invariant=config.batch_invariant)
     resolved = resolve(config, model_config, target.hardware, can_overlap=True, can_capture=True)
     ops = ops_over_peers(config, ops, step_sizes(model_config, resolved), device.torch_device) or ops
+    ops = with_compact(ops) if resolved.compact else ops
     dry = None if rank is None else DryRank(rank, ops)
     layers = model_config.num_hidden_layers if model_config.layer_experts else LAYERS
     weights = weight_shapes(weight_target(config, model_config, ops, resolved, device, share), layers)

@@ -52,7 +52,8 @@ from chorale.runtime.worker import Worker
 from chorale.serve.engine import build_rank, compile_phase
 from chorale.serve.engine.warm import Target, ranks_of, shapes_of
 
-DEVICE = CpuDevice(Hardware("cuda", "stand-in", 140 * 2**30, 139 * 2**30), can_capture=True, overlap=True)
+HARDWARE = Hardware("cuda", "stand-in", 140 * 2**30, 139 * 2**30, capability=90)
+DEVICE = CpuDevice(HARDWARE, can_capture=True, overlap=True)
 
 STEPS = 40  # number of steps without a graph, of random sizes
 
@@ -144,7 +145,7 @@ def main(size: str, processes: int, on_meta: bool, num_ranks: int) -> None:
     if not processes:
         triton.compiler.compile = triton.compiler.compiler.compile = _compile
     # A small vocabulary: logits are the only large tensors that would be filled.
-    config = make_config(**{**SHAPES[size], "layers": 2}, vocab=5000)
+    config = make_config(**{**SHAPES[size], "layers": 2}, vocab=5056)
     options = EngineConfig(
         model="x",
         max_model_len=4096,

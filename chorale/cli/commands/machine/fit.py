@@ -267,7 +267,7 @@ def show(way: Way, resolved: Resolved, *, decoded: bool = False, on_cpu: bool = 
 
 def show_gpu(model: ModelConfig, resolved: Resolved, gpu: GpuModel) -> None:
     if gpu.bandwidth is not None:
-        read = token_bytes(model, resolved.dtype)
+        read = token_bytes(model, resolved.dtype, compact=resolved.compact)
         most = gpu.bandwidth * 1e12 / read
         speed = f"{gpu.bandwidth:g} TB/s"
         print(f"speed     at most {most:,.0f} tokens/s for one stream: {gib(read)} per token at {speed}")

@@ -197,7 +197,8 @@ def _row(way: Way, gpu: GpuModel) -> str:
     dtype = way.resolved.dtype
     most = "-"
     if gpu.bandwidth is not None:
-        most = f"{gpu.bandwidth * 1e12 / token_bytes(way.part, dtype):,.0f}/s"
+        read = token_bytes(way.part, dtype, compact=way.resolved.compact)
+        most = f"{gpu.bandwidth * 1e12 / read:,.0f}/s"
     long, short = (f"{way.engines * way.requests(length):,}" for length in (way.longest, SHORT))
     weights = gib(weight_bytes(way.part, dtype, decoded=hardware_of(gpu).decodes_experts))
     return f"{start} {weights:>13} {way.tokens:>18,} {way.longest:>8,} {long:>11} {short:>11} {most:>11}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from chorale.kernels import select_ops
-from chorale.kernels.ops import Ops
+from chorale.kernels.ops import Ops, with_compact
 from chorale.measure.selfcheck.check import Plan
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
@@ -83,7 +83,7 @@ def open_machine(plan: Plan) -> Machine:
         model=model,
         checkpoint=Checkpoint(folder, model),
         device=device.torch_device,
-        ops=ops,
+        ops=with_compact(ops) if resolved.compact else ops,
         dtype=DTYPES[resolved.dtype],
         kv_dtype=DTYPES[resolved.kv_dtype],
         block_size=resolved.limits.block_size,
