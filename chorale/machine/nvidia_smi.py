@@ -90,6 +90,12 @@ def users(uuid: str) -> list[GpuUser]:
     return sorted(found, key=lambda user: -(user.num_bytes or 0))
 
 
+def capability(uuid: str) -> int:
+    """Returns the compute capability of a GPU, 90 for 9.0; 0 if the driver does not know this field."""
+    found = _by_uuid("gpu", "compute_cap").get(uuid, [""])[0]
+    return _number(found.replace(".", "")) or 0
+
+
 def _by_uuid(option: str, *fields: str, key: str = "uuid") -> dict[str, list[str]]:
     return {uuid: rest for uuid, *rest in query(option, key, *fields)}
 

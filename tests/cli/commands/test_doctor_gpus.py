@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chorale.cli.commands.machine import doctor
-from chorale.machine import links, nvidia_smi
+from chorale.cli.commands.machine import doctor, fit
+from chorale.machine import facts, links, nvidia_smi
 
 # Answers each query; like nvidia-smi, it refuses a query with an unknown field.
 SCRIPT = """#!/bin/sh
@@ -16,6 +16,7 @@ case "$1" in
   --query-gpu=name,memory.total,memory.free,driver_version,uuid)
     echo "NVIDIA H200, 143771, 20000, 570.86, GPU-a"
     echo "NVIDIA H200, 143771, 143000, 570.86, GPU-b" ;;
+  --query-gpu=uuid,compute_cap) echo "GPU-a, 8.9"; echo "GPU-b, 9.0" ;;
   --query-gpu=index,uuid) echo "0, GPU-a"; echo "1, GPU-b" ;;
   --query-gpu=uuid,ecc.errors.uncorrected.volatile.total) echo "GPU-a, 0"; echo "GPU-b, {ecc}" ;;
   --query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure)
@@ -119,3 +120,21 @@ def test_docker_is_listed_only_if_its_daemon_responds(
     assert what == "sandbox"
     assert ("docker" in detail.partition(" (")[0].removeprefix("python tool: ").split(", ")) == answers
     assert ("the docker daemon does not respond (no daemon here)" in detail) == (not answers)
+
+
+def test_the_compute_capability_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch)
+    assert [nvidia_smi.capability(uuid) for uuid in ("GPU-a", "GPU-b", "GPU-c")] == [89, 90, 0]
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert nvidia_smi.capability("GPU-b") == 0
+
+
+def test_fit_counts_the_copies_of_weights_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second GPU of the script has the memory, and kernels that read them."""
+    install(tmp_path, monkeypatch)
+    second = facts.gpus()[1:]
+    monkeypatch.setattr(facts, "gpus", lambda: second)
+    assert fit.run(["gpt-oss-20b"]) == 0
+    assert "compact_weights = True" in capsys.readouterr().out

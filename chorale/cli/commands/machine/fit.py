@@ -24,6 +24,7 @@ from chorale.config.options.settings import Settings, merge
 from chorale.errors import ConfigError
 from chorale.kernels.cpu.library import library
 from chorale.machine import facts as machine
+from chorale.machine import nvidia_smi
 from chorale.machine.gpus import MODELS, GpuModel, find_gpus, hardware_of, is_gpu
 from chorale.machine.hardware import Hardware, available_memory, check_gpus, cpu_count, total_memory
 from chorale.model.config import ModelConfig
@@ -138,7 +139,9 @@ def find_hardware(settings: Settings, names: list[str]) -> list[tuple[int | None
     if gpus:
         check_gpus(ranks, len(gpus))
         gpu = min(gpus[:ranks], key=lambda each: each.free_bytes)
-        return [(None, Hardware("cuda", gpu.name, gpu.total_bytes, gpu.free_bytes), None)]
+        capability = nvidia_smi.capability(gpu.uuid)
+        hardware = Hardware("cuda", gpu.name, gpu.total_bytes, gpu.free_bytes, capability=capability)
+        return [(None, hardware, None)]
     if settings.engine.device == "cuda":
         raise ConfigError(
             "--device cuda: nvidia-smi shows no GPU (--gpu NAME computes for another machine's)"
