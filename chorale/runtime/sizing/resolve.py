@@ -168,7 +168,7 @@ class _Resolver:
             self._pick("mixed_cuda_graphs", None if config.mixed_cuda_graphs else False, False, _SHORT)
         host_embedding = self._host_embedding(can_capture)
         fixed = self._fixed(drafts, host_tier, int8=int8, host_embedding=host_embedding)
-        compact = compact_bytes(self.part) if supports_compact and self._has_compact(fixed) else 0
+        compact = self._compact(fixed) if supports_compact else 0
         fixed += compact
         workspace = self._workspace(graph_rows)
         max_model_len, size = self._pool(fixed, workspace)
@@ -301,19 +301,19 @@ class _Resolver:
             self._note(f"{_SHORT}: {where}steps are smaller (see max_num_seqs and max_num_batched_tokens)")
         return found
 
-    def _has_compact(self, fixed: int) -> bool:
-        """Decide whether dense weights get a smaller copy for few tokens: if that takes little of the memory
-        that remains. ``fixed``: bytes of everything else that has a fixed size."""
+    def _compact(self, fixed: int) -> int:
+        """Return the bytes of a smaller copy of dense weights for few tokens, or 0 if there is none: it may
+        take little of the memory that remains. ``fixed``: bytes of everything else that has a fixed size."""
         hardware, config = self.hardware, self.config
         if self.dtype != "bfloat16" or self.model.head_dim != 64 or config.batch_invariant:
-            return False
+            return 0
         usable = min(hardware.free_bytes, int(hardware.total_bytes * config.gpu_memory_utilization))
         size, free = compact_bytes(self.part), usable - fixed
         found = size <= COMPACT_SHARE * free
         why = f"{gib(size)} for 12-bit copies, which steps of few tokens read faster"
         reason = why if found else f"{gib(size)} would be too much of {gib(max(0, free))}"
         self.decisions.append(Decision("compact_weights", found, reason))
-        return found
+        return size if found else 0
 
     def _async_scheduling(self, can_overlap: bool) -> bool:
         reason = "the device works while the host plans" if can_overlap else "host and device are the same"

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import numpy as np
+import torch
 
 from tests.support.kernels.ptx_machine import LANES, Lanes, Warp
 
@@ -73,3 +74,22 @@ def install() -> None:
     from triton.runtime import interpreter
 
     interpreter.InterpreterBuilder.create_inline_asm = _inline_asm
+
+
+def unpack_rows(rows: Any) -> torch.Tensor:
+    """The inverse of ``compact.pack_rows``, [N, K] float32."""
+    from chorale.kernels.triton.dense.compact import ALL, COLUMNS, SCALE, TURNED, TURNS, signed
+
+    units, chunks, _ = rows.words.shape
+    firsts, ends = rows.words[..., :128], rows.words[..., 128:]
+    lanes = torch.cat((firsts.unflatten(-1, (4, 2, 4, 4)), ends.unflatten(-1, (4, 2, 4, 2))), -1)
+    words = lanes.unflatten(-1, (2, 3))  # [unit, chunk, i, half, t, part, 3]
+    fourth = torch.zeros_like(words[..., 0])
+    for k, (turn, mask) in enumerate(zip(TURNS, TURNED, strict=True)):
+        turned = words[..., k] >> turn & (1 << 32 - turn) - 1 | words[..., k] << 32 - turn
+        fourth |= turned & signed(mask)
+    pairs = torch.cat((words & signed(ALL), fourth.unsqueeze(-1)), -1)
+    bits = torch.stack((pairs << 16, pairs & signed(0xFFFF0000)), -1)  # of float32
+    values = bits.view(torch.float32).unflatten(0, (-1, 8)).permute(0, 4, 1, 3, 2, 6, 5, 7, 8)
+    whole: torch.Tensor = values.reshape(8 * units, chunks * COLUMNS)
+    return whole * SCALE * rows.scales[:, None]

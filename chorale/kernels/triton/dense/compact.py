@@ -84,28 +84,11 @@ def _pack_slab(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     pairs = torch.stack((first, second, third), -1)
     for k, turn in enumerate(TURNS):
         turned = fourth << turn | fourth >> 32 - turn & (1 << turn) - 1
-        pairs[..., k] |= turned & ~_signed(ALL)
+        pairs[..., k] |= turned & ~signed(ALL)
     lanes = pairs.flatten(-2)  # [unit, chunk, i, half, t, 6]
     words = torch.cat((lanes[..., :4].flatten(2), lanes[..., 4:].flatten(2)), -1)
     return words, scales.flatten()
 
 
-def _signed(word: int) -> int:
+def signed(word: int) -> int:
     return word - (word >> 31 << 32)
-
-
-def unpack_rows(rows: CompactRows) -> torch.Tensor:
-    """Return [N, K] float32."""
-    units, chunks, _ = rows.words.shape
-    firsts, ends = rows.words[..., :128], rows.words[..., 128:]
-    lanes = torch.cat((firsts.unflatten(-1, (4, 2, 4, 4)), ends.unflatten(-1, (4, 2, 4, 2))), -1)
-    words = lanes.unflatten(-1, (2, 3))  # [unit, chunk, i, half, t, part, 3]
-    fourth = torch.zeros_like(words[..., 0])
-    for k, (turn, mask) in enumerate(zip(TURNS, TURNED, strict=True)):
-        turned = words[..., k] >> turn & (1 << 32 - turn) - 1 | words[..., k] << 32 - turn
-        fourth |= turned & _signed(mask)
-    pairs = torch.cat((words & _signed(ALL), fourth.unsqueeze(-1)), -1)
-    bits = torch.stack((pairs << 16, pairs & _signed(0xFFFF0000)), -1)  # of float32
-    values = bits.view(torch.float32).unflatten(0, (-1, 8)).permute(0, 4, 1, 3, 2, 6, 5, 7, 8)
-    whole: torch.Tensor = values.reshape(8 * units, chunks * COLUMNS)
-    return whole * SCALE * rows.scales[:, None]

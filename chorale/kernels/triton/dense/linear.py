@@ -130,7 +130,7 @@ def chunk_of(depth: int) -> int:
 def project_add(x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torch.Tensor:
     """residual [T, N] float32 += x [T, K] weight^T + bias, T <= ``SKINNY_TOKENS``; returns residual."""
     x = x.to(linear.weight.dtype)
-    tile = skinny_fused.shape_of(x, linear, tuning.skinny_output, tuning.compact_output)
+    tile = skinny_fused.shape_of(x, linear, tuning.compact_output, tuning.skinny_output)
     if tile is not None:
         return skinny_fused.project(x, linear, residual, tile)
     if x.shape[0] > 1:
@@ -141,9 +141,6 @@ def project_add(x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torc
 
 def project_row(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     """x [1, K] weight^T + bias -> [1, N] float32."""
-    tile = skinny_fused.shape_of(x, linear, skinny_fused.no_shape, tuning.compact_output)
-    if tile is not None:
-        return skinny_fused.project(x.to(linear.weight.dtype), linear, None, tile)
     out = torch.empty(1, linear.weight.shape[0], dtype=torch.float32, device=x.device)
     _project_row(x.to(linear.weight.dtype), linear, out, add=False)
     return out
@@ -169,7 +166,7 @@ def float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def project_head(x: torch.Tensor, head: Linear) -> torch.Tensor:
     """x [T, K] in the weight's dtype -> x weight^T [T, N] float32."""
     weight = head.weight
-    tile = skinny_fused.shape_of(x, head, skinny_fused.no_shape, tuning.compact_head)
+    tile = skinny_fused.shape_of(x, head, tuning.compact_head)
     if tile is not None:
         return skinny_fused.project(x, head, None, tile)
     if 1 < x.shape[0] <= tuning.SKINNY_TOKENS and x.dtype == torch.bfloat16 and not is_amd(x.device):

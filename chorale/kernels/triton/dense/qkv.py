@@ -173,7 +173,7 @@ def qkv_rope_cache(
 ) -> torch.Tensor:
     plan: AttentionPlan = cache.plan
     shape, linear, tokens = plan.shape, weights.linear, x.shape[0]
-    tile = skinny_fused.shape_of(x, linear, tuning.skinny_qkv, tuning.compact_qkv)
+    tile = skinny_fused.shape_of(x, linear, tuning.compact_qkv, tuning.skinny_qkv)
     if tokens > 1 and tile is None:
         if tokens <= tuning.SKINNY_TOKENS:
             return rotate_and_cache(parts(x, linear.weight, weights.norm), linear, cache, x, eps)

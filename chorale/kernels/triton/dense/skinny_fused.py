@@ -260,21 +260,17 @@ def fits(tile: SkinnyConfig, x: torch.Tensor, weight: torch.Tensor) -> bool:
     return there and weight.shape[0] % (8 * tile.units) == 0 and weight.shape[1] % 32 == 0
 
 
-def no_shape(tokens: int) -> None:
-    """Returns None, for ``shape_of``."""
+Shape = Callable[[int], SkinnyConfig | None]  # by the number of tokens
 
 
 def shape_of(
-    x: torch.Tensor,
-    linear: Linear,
-    plain: Callable[[int], SkinnyConfig | None],
-    compact: Callable[[int], SkinnyConfig | None],
+    x: torch.Tensor, linear: Linear, compact: Shape, plain: Shape | None = None
 ) -> SkinnyConfig | None:
-    """Return the shape of a product with ``linear`` in one kernel, by the number of tokens: ``compact`` if it
-    has such rows, else ``plain``. None: another kernel is faster, or these cannot run."""
+    """Return the shape of a product with ``linear`` in one kernel: ``compact`` if it has such rows, else
+    ``plain``. None: another kernel is faster, or these cannot run."""
     tokens, rows = x.shape[0], linear.weight.shape[0]
     if linear.compact is None:
-        tile = plain(tokens)
+        tile = None if plain is None else plain(tokens)
         return tile if tile is not None and fits(tile, x, linear.weight) else None
     tile = compact(tokens) if 0 < tokens <= SKINNY_TOKENS else None
     return tile if tile is None else replace(tile, units=math.gcd(tile.units, rows // 8))

@@ -23,7 +23,7 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import Linear, float32_product, product, project_add
 from chorale.kernels.triton.dense.norm import add_norm, in_fours
 from chorale.kernels.triton.dense.skinny import parts
-from chorale.kernels.triton.dense.skinny_fused import no_shape, project, shape_of
+from chorale.kernels.triton.dense.skinny_fused import project, shape_of
 from chorale.kernels.triton.launch import dependent, is_nvidia, tuning_of, wait_for_previous
 
 
@@ -321,7 +321,7 @@ def choices(x: torch.Tensor, rows: int, top_k: int) -> tuple[torch.Tensor, torch
 
 def projected(attended: torch.Tensor, linear: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return (parts [SPLITS, T, H] of the product, the bias that is not added yet)."""
-    tile = shape_of(attended, linear, no_shape, tuning.compact_output)
+    tile = shape_of(attended, linear, tuning.compact_output)
     if tile is not None:
         return project(attended, linear, None, tile).unsqueeze(0), None
     if 1 < attended.shape[0] <= tuning.SKINNY_TOKENS:

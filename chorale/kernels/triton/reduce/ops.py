@@ -44,7 +44,7 @@ def project_and_route(
 ) -> tuple[torch.Tensor, Routed]:
     """``Ops.project_and_route`` for one rank's heads; only one rank's ``linear`` has a bias."""
     tokens, top_k, dtype = x.shape[0], weights.top_k, weights.dtype or torch.float32
-    if tokens == 1:
+    if tokens == 1 and linear.compact is None:
         parts, bias = project_row(attended, linear).unsqueeze(0), None
     else:
         parts, bias = projected(attended.to(linear.weight.dtype), linear)

@@ -26,7 +26,8 @@ def compact_rows(weight: Lanes) -> tuple[bytes, Lanes, Lanes]:
     """The words of ``CompactRows``, scales, and weights."""
     import torch
 
-    from chorale.kernels.triton.dense.compact import pack_rows, unpack_rows
+    from chorale.kernels.triton.dense.compact import pack_rows
+    from tests.support.kernels.skinny_machine import unpack_rows
 
     rows = pack_rows(torch.from_numpy(weight).bfloat16())
     return rows.words.numpy().tobytes(), rows.scales.numpy(), unpack_rows(rows).numpy()

@@ -11,7 +11,7 @@ from chorale.kernels.ops import AttentionShape, LayerCache, QkvWeights
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense import skinny_fused
-from chorale.kernels.triton.dense.compact import Linear, pack_compact, pack_rows, unpack_rows
+from chorale.kernels.triton.dense.compact import Linear, pack_compact, pack_rows
 from chorale.kernels.triton.dense.linear import project_add, project_head, project_row
 from chorale.kernels.triton.moe.router import projected
 from chorale.kernels.triton.ops import TRITON_OPS
@@ -51,7 +51,7 @@ def test_projection(tokens: int, size: float, limit: float) -> None:
             exact += linear.bias.double()
             terms += linear.bias.double().abs()
         for residual in (None, randn(tokens, 128, seed=5)):
-            tile = skinny_fused.shape_of(x, linear, skinny_fused.no_shape, choose)
+            tile = skinny_fused.shape_of(x, linear, choose)
             assert tile is not None
             expected = exact if residual is None else exact + residual
             sizes = terms if residual is None else terms + residual.abs()
@@ -72,7 +72,7 @@ def test_qkv(tokens: int) -> None:
     exact = REFERENCE_OPS.qkv_rope_cache(x, None, QkvWeights(norm, packed), EPS, cache)
     found, q = torch.zeros_like(expected).bfloat16(), torch.zeros_like(exact).bfloat16()
     sizes = {"NUM_Q": HEADS, "NUM_KV": KV_HEADS, "D": 64, "KV_BLOCK": BLOCK}
-    tile = skinny_fused.shape_of(x, linear, skinny_fused.no_shape, tuning.compact_qkv)
+    tile = skinny_fused.shape_of(x, linear, tuning.compact_qkv)
     assert tile is not None
     skinny_fused.qkv(x, norm, linear, EPS, rope, slots, q, found, sizes, tile)
     for head in range(HEADS):
@@ -122,7 +122,7 @@ def test_weights_near_their_rows_largest_are_exact() -> None:
     weight[8, 3] = torch.nan
     rows = pack_rows(weight)
     assert (rows.words.shape, rows.scales.shape) == ((24, 16, 192), (192,))
-    found, weight = unpack_rows(rows), weight.float()
+    found, weight = skinny_machine.unpack_rows(rows), weight.float()
     largest = 2.0 ** weight.abs().amax(1, keepdim=True).clamp(min=2.0**-95).log2().floor()
     is_near = weight.abs() >= largest * 2.0**-14
     near = [row for row in range(192) if row != 8]
